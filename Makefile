@@ -1,0 +1,28 @@
+# `make demo` and `make test` do everything on a fresh machine: each makes .venv and installs what is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	$(BIN)/python examples/curvature_on_digits.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/step.py
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,23 @@
+"""Step-Tuned SGD for PyTorch: SGD whose step is tuned by the curvature that a second pass over each mini-batch shows."""
+
+from steptuned.optim.armijo import ArmijoGD
+from steptuned.optim.barzilai_borwein import BarzilaiBorweinGD
+from steptuned.optim.gradient_variation import ExactGV, ExpectedGV, StochasticGV
+from steptuned.optim.step_tuned_gd import StepTunedGD
+from steptuned.optim.step_tuned_sgd import StepTunedSGD
+from steptuned.replay import replay
+from steptuned.schedule import RobbinsMonroLR
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArmijoGD",
+    "BarzilaiBorweinGD",
+    "ExactGV",
+    "ExpectedGV",
+    "RobbinsMonroLR",
+    "StepTunedGD",
+    "StepTunedSGD",
+    "StochasticGV",
+    "replay",
+]

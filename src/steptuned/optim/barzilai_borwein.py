@@ -1,0 +1,25 @@
+"""The method of Barzilai and Borwein with absolute values, which the paper compares with Algorithm 1."""
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from steptuned import rule
+from steptuned.optim.gradient_variation import GradientVariation
+
+
+class BarzilaiBorweinGD(GradientVariation):
+    r"""Gradient descent with the step :math:`\mathrm{lr}\,|\Delta\theta_k|^2 / |\langle \Delta g_k, \Delta\theta_k \rangle|`.
+
+    For gradients without noise; neither clipped nor decayed. Where the curvature is exactly zero the quotient is infinite and
+    the step of the iteration before is taken again. One back-propagation an iteration.
+
+    Args:
+        params: parameters or groups of them, which may have their own ``lr``.
+        lr: the scaling factor alpha.
+    """
+
+    def __init__(self, params: ParamsT, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def _gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
+        return rule.gamma(square, curvature.abs(), float(self.param_groups[0]["gamma"]))

@@ -1,0 +1,134 @@
+"""The arithmetic of one iteration of Step-Tuned SGD, on flat lists of tensors.
+
+``first_pass`` and ``second_pass`` are the plain form: lists of tensors and 0-d tensors in, changed in place, no
+branch on a value, so they need no synchronisation on an accelerator and compile to one graph each.
+The ``..._in_chunks`` twins compute the same for large tensors on the CPU, where memory traffic is the cost: all that
+is done with a chunk is done while it is in the cache. There a look at a value is free, so they look.
+
+G is stored without its factor (1 - beta), as the running sum of beta^(k-j) dg_j; see :func:`steptuned.rule.debias`.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 18
+"""Elements of a tensor that are worked on at a time: large enough to occupy two threads, small enough for the cache."""
+
+
+def first_pass(params: list[Tensor], grads: list[Tensor], step: Tensor) -> Tensor:
+    """theta_{k+1/2} = theta_k - step g0. Returns |g0|^2."""
+    add_scaled(params, grads, -step)
+    return square(grads)
+
+
+def second_pass(
+    params: list[Tensor],
+    grads: list[Tensor],
+    g0: list[Tensor],
+    G: list[Tensor],
+    direction: list[Tensor],
+    step: Tensor,
+    beta: float,
+    valid: Tensor | None,
+) -> Tensor:
+    """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (g1 - g0). Returns <G_k, direction>.
+
+    Elements of g1 - g0 that are not finite count as zero. Where ``valid``, a 0-d truth value, is given and false, G stays as it was.
+    """
+    dg = torch._foreach_sub(grads, g0)
+    add_scaled(params, grads, -step)
+    for d in dg:
+        d.nan_to_num_(0.0, 0.0, 0.0)
+        if valid is not None:
+            d.mul_(valid)
+    fade(G, beta, valid)
+    torch._foreach_add_(G, dg)
+    return inner(G, direction)
+
+
+def first_pass_in_chunks(
+    params: list[Tensor], grads: list[Tensor], g0: list[Tensor], step: Tensor, weight_decay: float
+) -> Tensor:
+    """:func:`first_pass` with g0 = gradient + weight_decay theta_k, written into ``g0`` unless that is the gradient itself."""
+    alpha = -step.item()
+    total = 0.0
+    for p, grad, held in zip(params, grads, g0, strict=True):
+        for p_, grad_, g0_ in zip(*(_flat(t).split(CHUNK) for t in (p, grad, held)), strict=True):
+            if held is not grad:
+                torch.add(grad_, p_, alpha=weight_decay, out=g0_)
+            p_.add_(g0_, alpha=alpha)
+            total += torch.dot(g0_, g0_).item()
+    return torch.tensor(total, dtype=torch.float64)
+
+
+def second_pass_in_chunks(
+    params: list[Tensor],
+    grads: list[Tensor],
+    g0: list[Tensor],
+    G: list[Tensor],
+    step: Tensor,
+    beta: float,
+    weight_decay: float,
+) -> Tensor:
+    """:func:`second_pass` along g0, with g1 = gradient + weight_decay theta_{k+1/2}."""
+    alpha = -step.item()
+    total = 0.0
+    scratch = torch.empty(2, CHUNK, dtype=G[0].dtype)
+    for tensors in zip(params, grads, g0, G, strict=True):
+        for p_, g1_, g0_, G_ in zip(*(_flat(t).split(CHUNK) for t in tensors), strict=True):
+            if weight_decay:
+                g1_ = torch.add(g1_, p_, alpha=weight_decay, out=scratch[0, : len(p_)])
+            dg = torch.sub(g1_, g0_, out=scratch[1, : len(p_)])
+            p_.add_(g1_, alpha=alpha)
+            new = torch.dot(dg, g0_).item()
+            if not math.isfinite(new):
+                dg.nan_to_num_(0.0, 0.0, 0.0)
+            total += new + beta * torch.dot(G_, g0_).item()
+            torch.add(dg, G_, alpha=beta, out=G_)
+    return torch.tensor(total, dtype=torch.float64)
+
+
+def add_scaled(xs: list[Tensor], ys: list[Tensor], factor: Tensor) -> None:
+    """x += factor y, with a factor that may live on an accelerator."""
+    if xs[0].device.type == "cpu" and not torch.compiler.is_compiling():
+        torch._foreach_add_(xs, ys, alpha=factor.item())
+    else:
+        torch._foreach_add_(xs, torch._foreach_mul(ys, factor.to(ys[0].dtype)))
+
+
+def fade(G: list[Tensor], beta: float, valid: Tensor | None) -> None:
+    """G *= beta, where the iteration is valid."""
+    if valid is None:
+        torch._foreach_mul_(G, beta)
+    else:
+        torch._foreach_mul_(G, torch.where(valid, beta, 1.0).to(G[0].dtype))
+
+
+def square(xs: list[Tensor]) -> Tensor:
+    """|x|^2 over a list, each tensor's share added up in double precision where the device has it."""
+    return torch.stack(torch._foreach_norm(xs)).to(scalar_dtype(xs[0].device)).square().sum()
+
+
+def inner(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
+    """<x, y> over two lists, likewise."""
+    return torch.stack([t.sum() for t in torch._foreach_mul(xs, ys)]).to(scalar_dtype(xs[0].device)).sum()
+
+
+def scalar_dtype(device: torch.device) -> torch.dtype:
+    """The precision of gamma and of sums: double, but on Apple's GPUs, which have none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def same_layout(*tensors: Tensor) -> bool:
+    """Whether the tensors' elements lie in memory without holes and in the same order, so that flat views match."""
+    return any(
+        all(t.is_contiguous(memory_format=order) for t in tensors)
+        for order in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+        if order is torch.contiguous_format or tensors[0].dim() == (4 if order is torch.channels_last else 5)
+    )
+
+
+def _flat(t: Tensor) -> Tensor:
+    return t.as_strided((t.numel(),), (1,), t.storage_offset())

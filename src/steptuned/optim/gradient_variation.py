@@ -1,0 +1,187 @@
+"""Algorithms 3 to 5 of the paper, which differ in where the variation of the gradient comes from; and their common base."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from steptuned import rule
+from steptuned.optim.arguments import check
+
+Vector = Sequence[Tensor]
+"""A vector of the parameter space: one tensor for each parameter, in their order."""
+
+
+class GradientVariation(Optimizer):
+    r"""Gradient descent with the step :math:`\mathrm{lr}\,\gamma_k`, gamma measured over the last displacement.
+
+    Iteration k measures :math:`\gamma_k = |\Delta\theta_k|^2 / \langle G_k, \Delta\theta_k \rangle` with
+    :math:`\Delta\theta_k = \theta_k - \theta_{k-1}`; the first has :math:`\gamma_0 = 1`. A subclass says what :math:`G_k` is,
+    and what becomes of the quotient. One back-propagation an iteration, used as any torch optimizer. A parameter without a
+    gradient has a zero gradient.
+    """
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        check(**defaults)
+        super().__init__(params, defaults)
+        gamma = torch.ones((), dtype=torch.float64)
+        self.param_groups[0].update(k=0, gamma=gamma, curvature=torch.full_like(gamma, torch.nan))
+
+    @property
+    def gamma(self) -> Tensor:
+        """The gamma of the last step."""
+        return self.param_groups[0]["gamma"].clone()
+
+    @property
+    def curvature(self) -> Tensor:
+        """The curvature <G, dtheta> of the last step; nan before there is one."""
+        return self.param_groups[0]["curvature"].clone()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One iteration, with the gradients that are there or those that the closure makes.
+
+        Args:
+            closure: zeroes the gradients, computes the loss, back-propagates and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        first = self.param_groups[0]
+        params = self._params()
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        if any(g.layout is not torch.strided or g.is_complex() for g in gradient):
+            raise RuntimeError(f"{type(self).__name__} supports neither sparse nor complex gradients")
+        observed = self._observe(gradient)
+        for p, o in zip(params, observed, strict=True):
+            if not self.state[p]:  # the first iteration of this parameter: it has not moved
+                self.state[p].update(displacement=torch.zeros_like(p), observed=o)
+        if first["k"] > 0:
+            displacement = [self.state[p]["displacement"] for p in params]
+            variation = self._variation(observed, [self.state[p]["observed"] for p in params])
+            square, curvature = _inner(displacement, displacement), _inner(variation, displacement)
+            first["gamma"], first["curvature"] = self._gamma(square, curvature), curvature
+        decay = self._decay(first["k"])
+        for group in self.param_groups:
+            group["step"] = group["lr"] * decay * first["gamma"]
+            for p in group["params"]:
+                before = p.clone()
+                if p.grad is not None:
+                    p.sub_(group["step"].to(p.device) * p.grad)
+                self.state[p].update(displacement=p - before)
+        for p, o in zip(params, observed, strict=True):
+            self.state[p]["observed"] = o.clone()
+        first["k"] += 1
+        return loss
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _observe(self, gradient: Vector) -> Vector:
+        """What is observed at theta_k, to be compared with what was observed at theta_{k-1}."""
+        return gradient
+
+    def _variation(self, observed: Vector, before: Vector) -> Vector:
+        """G_k, from the observations at theta_k and theta_{k-1}."""
+        return [new - old for new, old in zip(observed, before, strict=True)]
+
+    def _gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
+        return rule.gamma(square, curvature, self.param_groups[0]["nu"])
+
+    def _decay(self, k: int) -> float:
+        return 1.0
+
+
+class StochasticGV(GradientVariation):
+    r"""Algorithm 3: G is the difference of two mini-batch gradients, :math:`\nabla J_{B_k}(\theta_k) - \nabla J_{B_{k-1}}(\theta_{k-1})`.
+
+    The step is :math:`\mathrm{lr}\,\gamma_k / (k+1)^{1/2+\delta}`, with gamma clipped to the bounds [m, M].
+
+    Args:
+        params: parameters or groups of them, which may have their own ``lr``.
+        lr: the scaling factor alpha.
+        nu: gamma where the curvature is not positive.
+        bounds: (m, M), between which gamma is kept.
+        delta: exponent of the decay beyond 1/2.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.1,
+        nu: float = 2.0,
+        bounds: tuple[float, float] = (0.5, 2.0),
+        delta: float = 0.001,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "nu": nu, "bounds": bounds, "delta": delta})
+
+    def _gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
+        return rule.clip(super()._gamma(square, curvature), self.param_groups[0]["bounds"])
+
+    def _decay(self, k: int) -> float:
+        return rule.robbins_monro(float(k), self.param_groups[0]["delta"], 1)
+
+
+class _Asking(StochasticGV):
+    """A method that asks the problem for a vector at the current parameters."""
+
+    def __init__(self, params: ParamsT, ask: Callable[[], Vector], **options: Any) -> None:
+        super().__init__(params, **options)
+        self._ask = ask
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_ask": self._ask}
+
+    def _observe(self, gradient: Vector) -> Vector:
+        with torch.enable_grad():
+            answer = [t.detach() for t in self._ask()]
+        shapes, expected = [tuple(t.shape) for t in answer], [tuple(p.shape) for p in self._params()]
+        if shapes != expected:
+            raise ValueError(f"the vector given to {type(self).__name__} must have a tensor of each shape {expected}, got {shapes}")
+        return answer
+
+
+class ExactGV(_Asking):
+    r"""Algorithm 4: G is the difference of two full gradients, :math:`\nabla J(\theta_k) - \nabla J(\theta_{k-1})`.
+
+    Args:
+        params: parameters or groups of them, which may have their own ``lr``.
+        full_gradient: called at theta_k, returns the gradient of J there, a tensor for each parameter.
+        lr, nu, bounds, delta: as for :class:`StochasticGV`.
+    """
+
+    def __init__(self, params: ParamsT, full_gradient: Callable[[], Vector], **options: Any) -> None:
+        super().__init__(params, full_gradient, **options)
+
+
+class ExpectedGV(_Asking):
+    r"""Algorithm 5: G is :math:`-s_{k-1}\,\mathbb{E}[\mathcal{C}_{J_S}(\theta_{k-1})]`, where :math:`\mathcal{C}_{J_S} = \nabla^2 J_S \nabla J_S`.
+
+    :math:`s_{k-1}` is the step that led from theta_{k-1} to theta_k. The expectation is over the draw of a mini-batch S; for a
+    finite sum of N terms and mini-batches of b of them, drawn without replacement, it is
+
+    .. math::
+        \frac1b \Bigl(1 - \frac{b-1}{N-1}\Bigr) \frac1N \sum_n H_n g_n + \frac{(b-1)N}{b(N-1)} H g,
+
+    with :math:`H_n, g_n` Hessian and gradient of the n-th term and H, g their means.
+
+    Args:
+        params: parameters or groups of them, which may have their own ``lr``.
+        expectation: called at theta_k, returns that expectation there, a tensor for each parameter.
+        lr, nu, bounds, delta: as for :class:`StochasticGV`.
+    """
+
+    def __init__(self, params: ParamsT, expectation: Callable[[], Vector], **options: Any) -> None:
+        super().__init__(params, expectation, **options)
+
+    def _variation(self, observed: Vector, before: Vector) -> Vector:
+        steps = [group["step"] for group in self.param_groups for _ in group["params"]]
+        return [-step.to(C.device) * C for step, C in zip(steps, before, strict=True)]
+
+
+def _inner(xs: Vector, ys: Vector) -> Tensor:
+    return torch.stack([(x.double() * y.double()).sum().cpu() for x, y in zip(xs, ys, strict=True)]).sum()

@@ -1,0 +1,670 @@
+"""Algorithm 2 of the paper: Step-Tuned SGD."""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from steptuned import rule
+from steptuned.optim import flat
+from steptuned.optim.arguments import check
+from steptuned.replay import replay
+
+LARGE = 1 << 16
+"""A tensor on the CPU with at least this many elements is worked on in chunks."""
+
+STUCK = 1000
+"""After this many iterations in a row at the same bound, a warning."""
+
+OF_ALL_GROUPS = ("nu", "beta", "bounds", "delta", "decay_every", "max_grad_norm", "replay_rng")
+"""Options that belong to gamma, of which there is one, and so must agree between parameter groups."""
+
+SCALARS = ("k", "gamma", "curvature", "square", "sound", "tally", "streak")
+"""What the iteration carries on, as tensors that all parameter groups share."""
+
+
+class Stats(NamedTuple):
+    """What the measurements of a run were like."""
+
+    iterations: int
+    """Iterations finished."""
+    negative: float
+    """Share of iterations that measured no positive curvature, so that gamma was nu."""
+    at_lower: float
+    """Share of iterations that left gamma at its lower bound."""
+    at_upper: float
+    """Share of iterations that left gamma at its upper bound (nu included, where nu is not below it)."""
+    ignored: int
+    """Measurements ignored because a gradient was not finite."""
+
+
+class StepTunedSGD(Optimizer):
+    r"""SGD with a step tuned by curvature, which a second pass over the same mini-batch shows.
+
+    For mini-batches :math:`B_0, B_1, \dots`, from :math:`G_{-1} = 0` and :math:`\gamma_0 = 1`, iteration k is
+
+    .. math::
+        \theta_{k+1/2} &= \theta_k - a_k \gamma_k \nabla J_{B_k}(\theta_k), \qquad
+        \theta_{k+1} = \theta_{k+1/2} - a_k \gamma_k \nabla J_{B_k}(\theta_{k+1/2}), \\
+        \Delta\theta &= \theta_{k+1/2} - \theta_k, \qquad
+        \Delta g = \nabla J_{B_k}(\theta_{k+1/2}) - \nabla J_{B_k}(\theta_k), \\
+        G_k &= \beta G_{k-1} + (1-\beta) \Delta g, \qquad \hat G_k = G_k / (1 - \beta^{k+1}), \\
+        \gamma_{k+1} &= \begin{cases} |\Delta\theta|^2 / \langle \hat G_k, \Delta\theta \rangle
+            & \text{if } \langle \hat G_k, \Delta\theta \rangle > 0 \\ \nu & \text{otherwise} \end{cases}
+        \quad\text{clipped to } [m, M],
+
+    with :math:`a_k = \mathrm{lr} / (1 + \lfloor k / \mathrm{decay\_every} \rfloor)^{1/2+\delta}`.
+
+    Each iteration takes two back-propagations of one mini-batch. Three ways to give them, with the same result::
+
+        loss = opt.step(closure)      # (1) the closure, which zeroes, computes and back-propagates, is called twice
+
+        for _ in opt.passes():        # (2) the body runs twice
+            opt.zero_grad()
+            criterion(model(x), y).backward()
+
+        criterion(model(x), y).backward()         # (3) by hand
+        opt.half_step()
+        criterion(model(x), y).backward()
+        opt.step()
+
+    Forms (1) and (2) make torch draw the same random numbers in both passes (dropout); in form (3)
+    :func:`steptuned.replay` does. One ``step()`` is one iteration in every form.
+
+    Args:
+        params: parameters or parameter groups. A group may have its own ``lr``, ``weight_decay``, ``maximize`` and ``foreach``.
+            gamma is one number for all groups.
+        lr: the scaling factor alpha, at least 0; a float or a 0-d tensor.
+        nu: gamma where the curvature is not positive, above 0. Beyond the bounds it is clipped to them, with a warning.
+        beta: memory of the average G, in [0, 1).
+        bounds: (m, M), 0 < m <= M, between which gamma is kept.
+        delta: exponent of the decay beyond 1/2, in [0, 1/2).
+        decay_every: iterations after which the decay goes on by one. 1 is Algorithm 2 to the letter; half the number of
+            mini-batches of an epoch, ``len(loader) / 2``, is the schedule the paper trained its networks with, where an
+            epoch is ``len(loader)`` back-propagations; ``None`` leaves decay to a scheduler.
+        weight_decay: lambda of the term lambda/2 |theta|^2 of J, at least 0. Its gradient is part of both passes, so its
+            curvature is measured too.
+        maximize: maximise J instead. lambda/2 |theta|^2 is minimised all the same, as torch's SGD has it.
+        max_grad_norm: clip the update of each pass as if the gradient of J, weight decay included, had at most this norm.
+            The curvature is measured with the gradients as they are and the displacement as it was.
+        foreach: True works on lists of tensors at once, False on one after the other, None chooses by size and device.
+        replay_rng: the same random numbers in both passes of forms (1) and (2).
+
+    >>> import torch
+    >>> from steptuned import StepTunedSGD
+    >>> theta = torch.tensor([3.0, -2.0], requires_grad=True)
+    >>> opt = StepTunedSGD([theta], lr=0.4)
+    >>> for _ in range(200):
+    ...     for _ in opt.passes():
+    ...         opt.zero_grad()
+    ...         (theta**2).sum().backward()
+    >>> bool(theta.abs().max() < 1e-3)
+    True
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.1,
+        nu: float = 2.0,
+        beta: float = 0.9,
+        bounds: tuple[float, float] = (0.5, 2.0),
+        delta: float = 0.001,
+        decay_every: float | None = 1,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+        max_grad_norm: float | None = None,
+        foreach: bool | None = None,
+        replay_rng: bool = True,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "nu": nu,
+            "beta": beta,
+            "bounds": tuple(bounds),
+            "delta": delta,
+            "decay_every": decay_every,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "max_grad_norm": max_grad_norm,
+            "foreach": foreach,
+            "replay_rng": replay_rng,
+        }
+        check(**defaults)
+        m, M = defaults["bounds"]
+        if not m <= nu <= M:
+            warnings.warn(
+                f"nu={nu} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it",
+                stacklevel=2,
+            )
+        self._start()
+        super().__init__(params, defaults)
+
+    def _start(self) -> None:
+        """What is not part of the state."""
+        self._half = HalfStep(self)
+        self._versions: dict[Tensor, int] = {}
+        self._warned: set[str] = set()
+
+    # ------------------------------------------------------------------------------------------ the three forms
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One iteration with a closure; without one, its second half.
+
+        Args:
+            closure: zeroes the gradients, computes the loss of the mini-batch, back-propagates and returns the loss.
+                Called twice; the loss returned is the one of the first pass, at theta_k.
+        """
+        with _scaling_of(self) as scaling:
+            if closure is None:
+                self._finish(scaling)
+                return None
+            if scaling is not None:
+                raise RuntimeError(
+                    "a closure cannot be used with an enabled GradScaler: call scaler.step(opt.half) after the first "
+                    "backward and scaler.step(opt) after the second"
+                )
+            self._refuse_pending("step(closure)")
+            rewind = self._remember_noise()
+            with torch.enable_grad():
+                loss = closure()
+            self._first(None)
+            try:
+                rewind()
+                with torch.enable_grad():
+                    closure()
+                self._second(None)
+            except BaseException:
+                self.cancel()
+                raise
+            return loss
+
+    def passes(self) -> Iterator[int]:
+        """Run the body of a ``for`` loop twice, on the same mini-batch, with the same random numbers: one iteration.
+
+        The body zeroes the gradients, computes the loss and back-propagates. Leaving the loop early, by ``break`` or by
+        an exception, ends the iteration: what the first pass changed stays, nothing is measured, nothing is pending.
+        """
+        self._refuse_pending("passes()")
+        return self._passes()
+
+    def _passes(self) -> Iterator[int]:
+        rewind = self._remember_noise()
+        yield 0
+        self.half_step()
+        try:
+            rewind()
+            yield 1
+            self.step()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def half_step(self) -> None:
+        """The first half of an iteration, with the gradients of the first pass. The second half is :meth:`step`.
+
+        It takes the gradients over: ``p.grad`` is None afterwards, so that the second pass cannot be added to the first.
+        """
+        self._half.step()
+
+    @property
+    def half(self) -> "HalfStep":
+        """The first half as an optimizer of its own, for ``scaler.step(opt.half)``."""
+        return self._half
+
+    def cancel(self) -> None:
+        """Drop a pending half step: the parameters stay where they are, nothing is measured, k does not count it."""
+        for state in self.state.values():
+            state.update(dict.fromkeys(state.keys() - {"G", "held"}), held=0)
+        for group in self.param_groups:
+            group["pending"] = ""
+        self._versions.clear()
+
+    # ------------------------------------------------------------------------------------------ to look at
+
+    @property
+    def gamma(self) -> Tensor:
+        """The current gamma, a 0-d tensor on the first parameter's device."""
+        self._warn_if_stuck()
+        return self.param_groups[0]["gamma"].clone()
+
+    @property
+    def curvature(self) -> Tensor:
+        """The curvature measured last, <G, dtheta>, a 0-d tensor on the first parameter's device; nan before there is one."""
+        return self.param_groups[0]["curvature"].clone()
+
+    def stats(self) -> Stats:
+        """How often curvature was negative, a bound was hit, a measurement was ignored."""
+        self._warn_if_stuck()
+        group = self.param_groups[0]
+        k = int(group["k"])
+        negative, lower, upper, ignored = group["tally"].tolist()
+        n = max(k, 1)
+        return Stats(k, negative / n, lower / n, upper / n, ignored)
+
+    def _warn_if_stuck(self) -> None:
+        group = self.param_groups[0]
+        m, M = group["bounds"]
+        if "stuck" in self._warned or m == M:
+            return
+        streak = int(group["streak"])
+        if abs(streak) < STUCK:
+            return
+        self._warned.add("stuck")
+        if streak < 0:
+            bound, knob = f"lower bound {m}", "the steps are long for the curvature: lower lr or bounds[0]"
+        else:
+            bound, knob = f"upper bound {M}", "the steps are short for the curvature: raise lr or bounds[1]"
+        warnings.warn(f"gamma has been at its {bound} for {abs(streak)} iterations; {knob}", stacklevel=3)
+
+    # ------------------------------------------------------------------------------------------ state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its part of G starts at zero. Refused while a half step is pending."""
+        if self.param_groups:
+            self._refuse_pending("add_param_group()")
+        if isinstance(param_group, dict):
+            options = {name: param_group.get(name, default) for name, default in self.defaults.items()}
+            check(**options)
+            for name in OF_ALL_GROUPS:
+                if self.param_groups and options[name] != self.param_groups[0][name]:
+                    raise ValueError(
+                        f"{name} must be the same for all parameter groups, as gamma is one number for all of them: "
+                        f"got {options[name]} after {self.param_groups[0][name]}"
+                    )
+        super().add_param_group(param_group)
+        first, group = self.param_groups[0], self.param_groups[-1]
+        if group is first:
+            first.update(_fresh_scalars(self._home()))
+        zero = torch.zeros_like(first["gamma"])
+        group.update({name: first[name] for name in SCALARS}, pending="", step=zero, moved=zero.clone())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_half" not in self.__dict__:
+            self._start()
+        for group in self.param_groups[1:]:
+            group.update({name: self.param_groups[0][name] for name in SCALARS})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with the same keys at every moment: zeros stand for what is not in memory."""
+        lean = self.state
+        self.state = defaultdict(dict)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad or p in lean:
+                    self.state[p] = {
+                        name: torch.zeros_like(p, dtype=_precision(p), requires_grad=False) if value is None else value
+                        for name, value in (lean.get(p) or _fresh_state(p)).items()
+                    }
+        try:
+            return super().state_dict()
+        finally:
+            self.state = lean
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state; tensors are copied, in the precision in which they were saved."""
+        if any("gamma" not in group or "tally" not in group for group in state_dict["param_groups"]):
+            raise ValueError("this state_dict is not one of StepTunedSGD: its parameter groups have no gamma")
+        super().load_state_dict(state_dict)
+        self._versions.clear()
+        # torch has cast the state to the precision of the parameters: take it once more, in its own.
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            for key, p in zip(saved["params"], group["params"], strict=True):
+                for name, value in state_dict["state"].get(key, {}).items():
+                    if isinstance(value, Tensor):
+                        unused = name != "G" and not state_dict["state"][key]["held"]
+                        value = None if unused else value.detach().to(p.device, copy=True)
+                    self.state[p][name] = value
+
+    # ------------------------------------------------------------------------------------------ the work
+
+    def _remember_noise(self) -> Callable[[], None]:
+        """Remember the random states; returns what puts them back."""
+        return replay(self).rewind if self.param_groups[0]["replay_rng"] else lambda: None
+
+    def _refuse_pending(self, what: str) -> None:
+        if self.param_groups[0]["pending"]:
+            raise RuntimeError(
+                f"{what} while a half step is pending: finish it with a second backward of the same mini-batch and "
+                "opt.step(), or drop it with opt.cancel()"
+            )
+
+    def _finish(self, scaling: "_Scaling | None") -> None:
+        """``step()`` without a closure."""
+        road = self.param_groups[0]["pending"]
+        if not road:
+            if not self.state and all(float(group["lr"]) == 0 for group in self.param_groups):
+                # torch.distributed.checkpoint makes a fresh optimizer create its state by such a step.
+                for group in self.param_groups:
+                    for p in group["params"]:
+                        if p.requires_grad:
+                            self.state[p] = _fresh_state(p)
+                return
+            raise RuntimeError(
+                "step() without a pending half step: call opt.half_step() between the two backward passes, "
+                "or give step() a closure"
+            )
+        if road != _road(scaling):
+            raise RuntimeError(
+                f"the first pass came {ROADS[road]} and the second {ROADS[_road(scaling)]}, so one of them is scaled wrongly: "
+                "let both go the same way, after opt.cancel()"
+            )
+        self._second(scaling)
+
+    def _first(self, scaling: "_Scaling | None") -> None:
+        """theta_k to theta_{k+1/2}; keeps g0 and |dtheta|^2."""
+        self._refuse_pending("half_step()")
+        self._settle()
+        first = self.param_groups[0]
+        buckets = self._gather(scaling)
+        coefficient = self._clip_coefficient(buckets)
+
+        decay = 1.0
+        if first["decay_every"] is not None:
+            decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
+        for group in self.param_groups:
+            group["step"].copy_(first["gamma"] * decay * group["lr"])
+            group["moved"].copy_(group["step"] * coefficient)
+
+        first["square"].zero_()
+        for bucket in buckets:
+            group, params = bucket.group, bucket.params
+            moved = group["moved"].to(params[0].device)
+            displacement: list[Any] = [None] * len(params)
+            if bucket.in_chunks:
+                g0 = [
+                    g if not group["weight_decay"] and _owns_memory(g) else torch.empty_like(p)
+                    for p, g in zip(params, bucket.grads, strict=True)
+                ]
+                square = flat.first_pass_in_chunks(params, bucket.grads, g0, moved, group["weight_decay"]) * moved**2
+            else:
+                g0 = [
+                    g if g is not p.grad or _owns_memory(g) else g.clone()
+                    for p, g in zip(params, bucket.grads, strict=True)
+                ]
+                if _is_low_precision(params[0]):
+                    before = [p.clone() for p in params]
+                    flat.first_pass(params, g0, moved)
+                    displacement = [p.to(_precision(p)) - b for p, b in zip(params, before, strict=True)]
+                    square = flat.square(displacement)
+                else:
+                    square = flat.first_pass(params, g0, moved) * moved**2
+            first["square"].add_(square.to(first["square"].device))
+            for p, held, d in zip(params, g0, displacement, strict=True):
+                state = self.state[p]
+                if not state:
+                    state.update(_fresh_state(p))
+                state.update(g0=held, held=1)
+                if d is not None:
+                    state["displacement"] = d
+                if held is p.grad:
+                    self._versions[p] = held._version
+                p.grad = None
+        first["sound"].fill_(True) if scaling is None else first["sound"].copy_(scaling.found_inf == 0)
+        for group in self.param_groups:
+            group["pending"] = _road(scaling)
+
+    def _second(self, scaling: "_Scaling | None") -> None:
+        """theta_{k+1/2} to theta_{k+1}; measures the curvature and sets gamma_{k+1}."""
+        first = self.param_groups[0]
+        beta = first["beta"]
+        if any(self.state[p]["g0"]._version != version for p, version in self._versions.items()):
+            raise RuntimeError(
+                "a gradient of the first pass was overwritten in place before the second pass was done: let backward "
+                "make new gradients (zero_grad with set_to_none=True), or drop the half step with opt.cancel()"
+            )
+        buckets = self._gather(scaling)
+        if not buckets and any(state["held"] for state in self.state.values()):
+            raise RuntimeError(
+                "step() found no gradient although the first pass had some: run the second backward of the same "
+                "mini-batch before it, or drop the half step with opt.cancel()"
+            )
+        coefficient = self._clip_coefficient(buckets)
+        valid = None if scaling is None else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
+
+        curvature = torch.zeros_like(first["gamma"])
+        measured: set[Tensor] = set()
+        for bucket in buckets:
+            group, device = bucket.group, bucket.params[0].device
+            step = (group["step"] * coefficient).to(device)
+            paired, single = bucket.split([self.state.get(p, {}).get("held", 0) for p in bucket.params])
+            if single.params:
+                if single.in_chunks and group["weight_decay"]:
+                    single.grads = torch._foreach_add(single.grads, single.params, alpha=group["weight_decay"])
+                flat.add_scaled(single.params, single.grads, -step)
+            if paired.params:
+                g0, G, displacement = ([self.state[p].get(name) for p in paired.params] for name in ("g0", "G", "displacement"))
+                if bucket.in_chunks:
+                    share = flat.second_pass_in_chunks(paired.params, paired.grads, g0, G, step, beta, group["weight_decay"])
+                else:
+                    on_device = None if valid is None else valid.to(device)
+                    direction = g0 if displacement[0] is None else displacement
+                    share = flat.second_pass(paired.params, paired.grads, g0, G, direction, step, beta, on_device)
+                measured.update(paired.params)
+                curvature += _along(share.to(curvature.device), group, displacement[0])
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state.get(p)
+                if state and p not in measured:
+                    flat.fade([state["G"]], beta, None if valid is None else valid.to(p.device))
+                    if state["held"]:
+                        d = state.get("displacement")
+                        share = flat.inner([state["G"]], [state["g0"] if d is None else d])
+                        curvature += _along(share.to(curvature.device), group, d)
+        self._tune(curvature, valid)
+        self.cancel()
+        if first["gamma"].device.type == "cpu":
+            self._warn_if_stuck()
+
+    def _tune(self, curvature: Tensor, valid: Tensor | None) -> None:
+        """gamma_{k+1}, unless the measurement is not finite or the iteration not valid; and the counts."""
+        group = self.param_groups[0]
+        m, M = group["bounds"]
+        k, square, streak = group["k"], group["square"], group["streak"]
+        curvature = curvature * rule.debias(group["beta"], k.to(curvature.dtype))
+        fine = torch.isfinite(curvature) & torch.isfinite(square)
+        if valid is not None:
+            fine &= valid
+        measured = rule.gamma(square, curvature, group["nu"])
+        lower, upper = measured <= m, measured >= M
+        group["gamma"].copy_(torch.where(fine, rule.clip(measured, (m, M)), group["gamma"]))
+        group["curvature"].copy_(torch.where(fine, curvature, group["curvature"]))
+        group["tally"].add_(torch.stack([fine & ~(curvature > 0), fine & lower, fine & upper, ~fine]))
+        longer = torch.where(lower, streak.clamp(max=0) - 1, torch.where(upper, streak.clamp(min=0) + 1, 0))
+        streak.copy_(torch.where(fine, longer, streak))
+        k.add_(1 if valid is None else valid)
+
+    def _home(self) -> torch.device:
+        return next((p.device for group in self.param_groups for p in group["params"]), torch.device("cpu"))
+
+    def _settle(self) -> None:
+        """Bring the scalars to the first parameter's device, should the model have been moved."""
+        first = self.param_groups[0]
+        home = self._home()
+        if first["gamma"].device != home:
+            for name in SCALARS:
+                first[name] = first[name].to(home)
+            for group in self.param_groups:
+                group.update({name: first[name] for name in SCALARS})
+                group.update(step=group["step"].to(home), moved=group["moved"].to(home))
+
+    def _gather(self, scaling: "_Scaling | None") -> list["_Bucket"]:
+        """The parameters that have a gradient, in lists of one group, device, precision and way to work."""
+        buckets: dict[Any, _Bucket] = {}
+        for i, group in enumerate(self.param_groups):
+            plain = scaling is None and not group["maximize"] and group["foreach"] is not True
+            plain = plain and not (group["max_grad_norm"] and group["weight_decay"])
+            for j, p in enumerate(group["params"]):
+                g = p.grad
+                if g is None:
+                    continue
+                if g.layout is not torch.strided:
+                    raise RuntimeError("StepTunedSGD does not support sparse gradients: make the layer's gradients dense")
+                if g.is_complex():
+                    raise RuntimeError(
+                        "StepTunedSGD does not support complex parameters: optimise torch.view_as_real(p) instead"
+                    )
+                in_chunks = plain and self._fits_chunks(p, g)
+                key = (i, p.device, p.dtype, in_chunks, j if group["foreach"] is False else None)
+                bucket = buckets.setdefault(key, _Bucket(group, [], [], in_chunks))
+                bucket.params.append(p)
+                bucket.grads.append(g)
+        for bucket in buckets.values():
+            if _is_low_precision(bucket.params[0]):
+                self._warn_low_precision(bucket.params[0].dtype)
+            if not bucket.in_chunks:
+                bucket.grads = _gradient_of_J(bucket, scaling)
+        return list(buckets.values())
+
+    def _fits_chunks(self, p: Tensor, g: Tensor) -> bool:
+        if p.numel() < LARGE or p.device.type != "cpu" or p.dtype != g.dtype or p.dtype != _precision(p):
+            return False
+        state = self.state.get(p)
+        mates = [t for t in (state["G"], state["g0"]) if t is not None] if state else []
+        return type(p) in (Tensor, torch.nn.Parameter) and flat.same_layout(p, g, *mates)
+
+    def _clip_coefficient(self, buckets: list["_Bucket"]) -> Tensor | float:
+        limit = self.param_groups[0]["max_grad_norm"]
+        if limit is None or not buckets:
+            return 1.0
+        home = self.param_groups[0]["gamma"].device
+        norm = torch.stack([flat.square(bucket.grads).to(home) for bucket in buckets]).sum().sqrt()
+        return (limit / (norm + 1e-6)).clamp(max=1.0)
+
+    def _warn_low_precision(self, dtype: torch.dtype) -> None:
+        if "low precision" not in self._warned:
+            self._warned.add("low precision")
+            warnings.warn(
+                f"parameters are {dtype}: steps smaller than their rounding are lost, and the curvature measured from the rest "
+                "is noisy; float32 parameters under autocast train better",
+                stacklevel=5,
+            )
+
+
+class HalfStep:
+    """The first half of an iteration, enough of an optimizer for ``GradScaler.step``."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, optimizer: StepTunedSGD) -> None:
+        self._optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        with _scaling_of(self) as scaling:
+            self._optimizer._first(scaling)
+
+
+ROADS = {"plain": "without a GradScaler", "scaled": "through a GradScaler", "unscaled": "through a GradScaler after unscale_()"}
+"""The ways by which a gradient can come; both passes must have come by the same."""
+
+
+class _Scaling(NamedTuple):
+    """What a GradScaler leaves on an optimizer for the time of its step."""
+
+    inverse: Tensor | None
+    found_inf: Tensor
+
+
+def _road(scaling: _Scaling | None) -> str:
+    if scaling is None:
+        return "plain"
+    return "scaled" if scaling.inverse is not None else "unscaled"
+
+
+@contextmanager
+def _scaling_of(owner: "StepTunedSGD | HalfStep") -> Iterator[_Scaling | None]:
+    """The scaling of this step. After an error nothing of it may stay behind, or it would scale the next one."""
+    scale, found_inf = getattr(owner, "grad_scale", None), getattr(owner, "found_inf", None)
+    try:
+        yield None if found_inf is None else _Scaling(None if scale is None else scale.double().reciprocal(), found_inf)
+    except BaseException:
+        for name in ("grad_scale", "found_inf"):
+            owner.__dict__.pop(name, None)
+        raise
+
+
+@dataclass
+class _Bucket:
+    group: dict[str, Any]
+    params: list[Tensor]
+    grads: list[Tensor]
+    in_chunks: bool
+
+    def split(self, chosen: list[Any]) -> tuple["_Bucket", "_Bucket"]:
+        """The chosen parameters and the others."""
+        parts = []
+        for wanted in (True, False):
+            pairs = [(p, g) for p, g, c in zip(self.params, self.grads, chosen, strict=True) if bool(c) == wanted]
+            parts.append(_Bucket(self.group, [p for p, _ in pairs], [g for _, g in pairs], self.in_chunks))
+        return parts[0], parts[1]
+
+
+def _gradient_of_J(bucket: _Bucket, scaling: _Scaling | None) -> list[Tensor]:
+    """The bucket's gradients unscaled, signed, with weight decay, zero in a pass that overflowed; where that is all the same, themselves."""
+    group, params, grads = bucket.group, bucket.params, bucket.grads
+    precision, device = _precision(params[0]), params[0].device
+    if any(g.dtype != precision for g in grads):
+        grads = [g.to(precision) for g in grads]
+    if scaling is not None and scaling.inverse is not None:
+        grads = list(torch._foreach_mul(grads, scaling.inverse.to(device, precision)))
+    if group["maximize"]:
+        grads = list(torch._foreach_neg(grads))
+    if group["weight_decay"]:
+        grads = [g.add(p, alpha=group["weight_decay"]) for g, p in zip(grads, params, strict=True)]
+    if scaling is not None:
+        overflow = scaling.found_inf.to(device) != 0
+        grads = [torch.where(overflow, 0.0, g) for g in grads]
+    return grads
+
+
+def _along(share: Tensor, group: dict[str, Any], displacement: Tensor | None) -> Tensor:
+    """<G, dtheta> from <G, g0>, as dtheta = -moved g0; or as it is, where G was measured along dtheta itself."""
+    return -share * group["moved"] if displacement is None else share
+
+
+def _fresh_state(p: Tensor) -> dict[str, Any]:
+    state = {"G": torch.zeros_like(p, dtype=_precision(p), requires_grad=False), "g0": None, "held": 0}
+    return state | {"displacement": None} if _is_low_precision(p) else state
+
+
+def _fresh_scalars(device: torch.device) -> dict[str, Tensor]:
+    real, whole = {"dtype": flat.scalar_dtype(device), "device": device}, {"dtype": torch.int64, "device": device}
+    return {
+        "k": torch.zeros((), **whole),
+        "gamma": torch.ones((), **real),
+        "curvature": torch.full((), torch.nan, **real),
+        "square": torch.zeros((), **real),
+        "sound": torch.ones((), dtype=torch.bool, device=device),
+        "tally": torch.zeros(4, **whole),
+        "streak": torch.zeros((), **whole),
+    }
+
+
+def _precision(p: Tensor) -> torch.dtype:
+    """That of G and of inner products: float32 or better."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def _is_low_precision(p: Tensor) -> bool:
+    return p.dtype != _precision(p)
+
+
+def _owns_memory(g: Tensor) -> bool:
+    """Whether no one else writes where this gradient lies, as DDP does into its buckets, of which gradients can be views."""
+    return not g._is_view() and g.untyped_storage().nbytes() == g.numel() * g.element_size()

@@ -1,0 +1,46 @@
+"""The step-size rule of the paper, in one place.
+
+Every method of the paper multiplies its learning rate by a number gamma, measured as
+
+    gamma = |dtheta|^2 / <G, dtheta>   if the curvature <G, dtheta> is positive,
+    gamma = nu                         otherwise,
+
+and differs from the others only in where G, the variation of the gradient along dtheta, comes from.
+The functions here are pure, take 0-d tensors and never branch on their values, so they run on any
+device without a synchronisation and compile to a single graph.
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Number = TypeVar("Number", float, Tensor)
+
+
+def gamma(square: Tensor, curvature: Tensor, nu: float) -> Tensor:
+    """The measured step: ``square / curvature`` where the curvature is positive, else ``nu``.
+
+    ``square`` is |dtheta|^2 and ``curvature`` is <G, dtheta>. A zero displacement has zero curvature,
+    which is not positive, so it gives ``nu`` and never a division by zero.
+    """
+    positive = curvature > 0
+    return torch.where(positive, square / torch.where(positive, curvature, 1.0), nu)
+
+
+def clip(value: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """``value`` kept within the bounds [m, M]."""
+    return value.clamp(*bounds)
+
+
+def debias(beta: float, k: Tensor) -> Tensor:
+    """What turns the running sum of beta^(k-j) dg_j, j = 0..k, into an average whose weights add up to one.
+
+    The sum is G_k / (1 - beta) in the paper's terms, so the factor is (1 - beta) / (1 - beta^(k+1)).
+    """
+    return (1 - beta) / (1 - beta ** (k + 1))
+
+
+def robbins_monro(k: Number, delta: float, every: float) -> Number:
+    """The decay 1 / q^(1/2 + delta), where q = 1 + k // every counts blocks of ``every`` iterations from one."""
+    return (1 + k // every) ** -(0.5 + delta)
