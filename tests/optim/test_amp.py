@@ -1,0 +1,281 @@
+"""fp16 with a real GradScaler, low-precision parameters, autocast."""
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+from compare import same
+from torch import nn
+
+from steptuned import StepTunedSGD
+
+
+def setup(**options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    return model, StepTunedSGD(model.parameters(), lr=0.1, bounds=(0.05, 20.0), **options)
+
+
+def data(n=1):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator)) for _ in range(n)]
+
+
+def backward(model, x, y, scaler=None, overflow=False):
+    for p in model.parameters():
+        p.grad = None
+    loss = nn.functional.mse_loss(model(x), y)
+    (scaler.scale(loss) if scaler else loss).backward()
+    if overflow:
+        next(model.parameters()).grad[0, 0] = torch.inf
+
+
+def make_scaler(**options):
+    return torch.amp.GradScaler("cpu", init_scale=2.0**10, **options)
+
+
+def scaled_iteration(model, opt, scaler, x, y, overflow=()):
+    backward(model, x, y, scaler, 0 in overflow)
+    scaler.step(opt.half)
+    backward(model, x, y, scaler, 1 in overflow)
+    scaler.step(opt)
+    scaler.update()
+
+
+def values(model, opt):
+    group = opt.param_groups[0]
+    G = [state["G"] for state in opt.state.values()]
+    return copy.deepcopy((dict(model.state_dict()), G, group["gamma"], group["k"], group["curvature"]))
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.01, "max_grad_norm": 0.5}, {"maximize": True}])
+def test_the_scaler_recipe_gives_the_same_as_no_scaler(options):
+    plain_model, plain = setup(**options)
+    model, opt = setup(**options)
+    scaler = make_scaler()
+    for x, y in data(20):
+        backward(plain_model, x, y)
+        plain.half_step()
+        backward(plain_model, x, y)
+        plain.step()
+        scaled_iteration(model, opt, scaler, x, y)
+    # The scale is a power of two: scaling and unscaling are exact.
+    for a, b in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(opt.gamma, plain.gamma, rtol=1e-4, atol=0)
+    assert opt.stats() == plain.stats()
+
+
+def test_a_disabled_scaler_is_no_scaler():
+    model, opt = setup()
+    plain_model, plain = setup()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for x, y in data(3):
+        scaled_iteration(model, opt, scaler, x, y)
+        backward(plain_model, x, y)
+        plain.half_step()
+        backward(plain_model, x, y)
+        plain.step()
+    assert same(values(model, opt), values(plain_model, plain))
+
+
+@pytest.mark.parametrize("overflow", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_an_overflow_skips_its_pass_and_the_measurement_and_halves_the_scale_once(overflow, weight_decay):
+    model, opt = setup(weight_decay=weight_decay)
+    scaler = make_scaler()
+    batches = data(5)
+    for x, y in batches[:3]:
+        scaled_iteration(model, opt, scaler, x, y)
+    before = values(model, opt)
+    scale = scaler.get_scale()
+    step = (0.1 * opt.gamma / (1 + opt.stats().iterations) ** 0.501).item()
+
+    x, y = batches[3]
+    expected = [p.detach().clone() for p in model.parameters()]
+    if len(overflow) == 1:  # the sound pass is one step of SGD from where the iteration began
+        backward(model, x, y)
+        for e, p in zip(expected, model.parameters(), strict=True):
+            e -= step * (p.grad + weight_decay * e)
+    scaled_iteration(model, opt, scaler, x, y, overflow)
+
+    after = values(model, opt)
+    assert same(after[1:], before[1:]), "G, gamma, k and curvature stay"
+    for e, p in zip(expected, model.parameters(), strict=True):
+        torch.testing.assert_close(p.detach(), e)
+    assert scaler.get_scale() == scale / 2
+    assert opt.stats().ignored == 1
+    assert not opt.param_groups[0]["pending"]
+
+    scaled_iteration(model, opt, scaler, *batches[4])
+    assert opt.stats().iterations == 4
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_a_real_fp16_overflow_is_survived():
+    model, opt = setup()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    scales = []
+    for x, y in data(30):
+        for half in (True, False):
+            opt.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(opt.half if half else opt)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    stats = opt.stats()
+    assert stats.ignored >= 1
+    assert stats.iterations == 30 - stats.ignored
+    assert scales[-1] == 2.0 ** (24 - stats.ignored)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("keyword", [True, False])
+def test_a_refused_closure_leaves_no_scaling_behind(keyword):
+    model, opt = setup()
+    plain_model, plain = setup()
+    scaler = make_scaler()
+    (x, y), *_ = data(1)
+    backward(model, x, y, scaler)
+
+    def closure():
+        raise AssertionError("the closure must not be called")
+
+    with pytest.raises(RuntimeError, match=r"(?i)closure"):
+        scaler.step(opt, closure=closure) if keyword else scaler.step(opt, closure)
+    assert not hasattr(opt, "grad_scale")
+    assert not hasattr(opt, "found_inf")
+    for m, o in ((model, opt), (plain_model, plain)):
+        backward(m, x, y)
+        o.half_step()
+        backward(m, x, y)
+        o.step()
+    assert same(values(model, opt), values(plain_model, plain))
+
+
+def test_a_refused_half_step_leaves_no_scaling_behind():
+    model, opt = setup()
+    scaler = make_scaler()
+    (x, y), *_ = data(1)
+    backward(model, x, y)
+    opt.half_step()
+    backward(model, x, y, scaler)
+    with pytest.raises(RuntimeError, match="pending"):
+        scaler.step(opt.half)
+    assert not hasattr(opt.half, "grad_scale")
+    assert not hasattr(opt.half, "found_inf")
+
+
+def by_hand_then_scaler(model, opt, scaler, x, y):
+    backward(model, x, y, scaler)
+    scaler.unscale_(opt)
+    opt.half_step()
+    backward(model, x, y, scaler)
+    scaler.step(opt)
+
+
+def scaler_then_by_hand(model, opt, scaler, x, y):
+    backward(model, x, y, scaler)
+    scaler.step(opt.half)
+    backward(model, x, y)
+    opt.step()
+
+
+def unscaled_for_the_wrong_half(model, opt, scaler, x, y):
+    backward(model, x, y, scaler)
+    scaler.unscale_(opt)
+    scaler.step(opt.half)
+    backward(model, x, y, scaler)
+    scaler.step(opt)
+
+
+@pytest.mark.parametrize("road", [by_hand_then_scaler, scaler_then_by_hand, unscaled_for_the_wrong_half])
+def test_passes_that_came_by_different_roads_are_refused(road):
+    model, opt = setup()
+    scaler = make_scaler()
+    (x, y), *_ = data(1)
+    with pytest.raises(RuntimeError, match="scaled wrongly"):
+        road(model, opt, scaler, x, y)
+    assert not hasattr(opt, "found_inf")
+    opt.cancel()
+    scaled_iteration(model, opt, make_scaler(), x, y)
+    assert opt.stats().iterations == 1
+
+
+def test_unscaling_both_passes_by_hand_through_the_scaler_is_right():
+    model, opt = setup()
+    other_model, other = setup()
+    scaler, other_scaler = make_scaler(), make_scaler()
+    for x, y in data(3):
+        backward(model, x, y, scaler)
+        scaler.unscale_(opt.half)
+        scaler.step(opt.half)
+        backward(model, x, y, scaler)
+        scaler.unscale_(opt)
+        scaler.step(opt)
+        scaler.update()
+        scaled_iteration(other_model, other, other_scaler, x, y)
+    assert same(values(model, opt), values(other_model, other))
+
+
+# ---------------------------------------------------------------------------------------------- low precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_low_precision_parameters_are_measured_along_the_real_displacement(dtype, weight_decay):
+    torch.manual_seed(0)
+    theta = torch.randn(50).to(dtype).requires_grad_()
+    A = torch.randn(50, 50) / 7
+    with pytest.warns(UserWarning, match="smaller than their rounding"):
+        opt = StepTunedSGD([theta], lr=0.02, beta=0.5, bounds=(1e-3, 1e3), weight_decay=weight_decay, decay_every=None)
+        G = torch.zeros(50, dtype=torch.float64)
+        gamma = 1.0
+        for k in range(8):
+            points, gradients = [theta.detach().clone()], []
+            for _ in opt.passes():
+                theta.grad = (A.T @ (A @ theta.detach().float())).to(dtype)
+                points.append(theta.detach().clone())
+                gradients.append(theta.grad.double() + weight_decay * theta.detach().double())
+            assert theta.dtype == dtype
+            moved = points[2].double() - points[1].double()
+            G = 0.5 * G + 0.5 * (gradients[1] - gradients[0])
+            curvature = (G @ moved / (1 - 0.5 ** (k + 1))).item()
+            assert math.isclose(opt.curvature.item(), curvature, rel_tol=1e-4, abs_tol=1e-9)
+            gamma = (moved @ moved).item() / curvature if curvature > 0 else 2.0
+            assert math.isclose(opt.gamma.item(), min(max(gamma, 1e-3), 1e3), rel_tol=1e-4)
+    state = opt.state[theta]
+    assert state["G"].dtype == torch.float32
+    assert opt.gamma.dtype == torch.float64
+
+
+def test_the_warning_about_low_precision_comes_once():
+    theta = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            for _ in opt.passes():
+                theta.grad = torch.ones(3, dtype=torch.bfloat16)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_with_float32_parameters_just_works(dtype):
+    model, opt = setup()
+    (x, y), *_ = data(1)
+    losses = []
+    for _ in range(40):
+        for _ in opt.passes():
+            opt.zero_grad()
+            with torch.autocast("cpu", dtype=dtype):
+                loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert opt.stats().ignored == 0
+    assert all(state["G"].dtype == torch.float32 for state in opt.state.values())
