@@ -35,17 +35,20 @@ def second_pass(
 ) -> Tensor:
     """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (g1 - g0). Returns <G_k, direction>.
 
-    Elements of g1 - g0 that are not finite count as zero. Where ``valid``, a 0-d truth value, is given and false, G stays as it was.
+    Elements of g1 - g0 that are not finite count as zero in G, and make the inner product nan. Where ``valid``, a 0-d truth
+    value, is given and false, G stays as it was.
     """
     dg = torch._foreach_sub(grads, g0)
     add_scaled(params, grads, -step)
-    for d in dg:
-        d.nan_to_num_(0.0, 0.0, 0.0)
-        if valid is not None:
-            d.mul_(valid)
+    finite = torch.isfinite(square(dg))
+    if not _on_host(dg) or not finite:
+        for d in dg:
+            d.nan_to_num_(0.0, 0.0, 0.0)
+    if valid is not None:
+        torch._foreach_mul_(dg, valid.to(dg[0].dtype))
     fade(G, beta, valid)
     torch._foreach_add_(G, dg)
-    return inner(G, direction)
+    return torch.where(finite, inner(G, direction), torch.nan)
 
 
 def first_pass_in_chunks(
@@ -92,7 +95,7 @@ def second_pass_in_chunks(
 
 def add_scaled(xs: list[Tensor], ys: list[Tensor], factor: Tensor) -> None:
     """x += factor y, with a factor that may live on an accelerator."""
-    if xs[0].device.type == "cpu" and not torch.compiler.is_compiling():
+    if _on_host(xs):
         torch._foreach_add_(xs, ys, alpha=factor.item())
     else:
         torch._foreach_add_(xs, torch._foreach_mul(ys, factor.to(ys[0].dtype)))
@@ -128,6 +131,11 @@ def same_layout(*tensors: Tensor) -> bool:
         for order in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
         if order is torch.contiguous_format or tensors[0].dim() == (4 if order is torch.channels_last else 5)
     )
+
+
+def _on_host(tensors: list[Tensor]) -> bool:
+    """Whether a look at a value is free: neither an accelerator has to be waited for, nor a graph to be broken."""
+    return tensors[0].device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _flat(t: Tensor) -> Tensor:
