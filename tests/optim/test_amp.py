@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 import torch
-from compare import same
 from torch import nn
 
+from compare import same
 from steptuned import StepTunedSGD
 
 

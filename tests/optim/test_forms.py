@@ -5,10 +5,10 @@ import re
 
 import pytest
 import torch
-from compare import same
 from torch import nn
 
 import steptuned
+from compare import same
 from steptuned import StepTunedSGD
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
 from steptuned import StepTunedSGD
 
 SIZE = 24
@@ -27,9 +27,7 @@ OPTIONS = {"lr": 0.1, "bounds": (0.2, 8.0), "nu": 5.0, "weight_decay": 0.01, "de
 
 
 def expected():
-    twin = reference.step_tuned_sgd(
-        START, gradient, alpha=0.1, m=0.2, M=8.0, nu=5.0, decay=0.01, decay_every=3
-    )
+    twin = reference.step_tuned_sgd(START, gradient, alpha=0.1, m=0.2, M=8.0, nu=5.0, decay=0.01, decay_every=3)
     return [next(twin) for _ in range(ITERATIONS)]
 
 

@@ -5,10 +5,10 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
-from compare import same
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from compare import same
 from steptuned import StepTunedSGD
 
 

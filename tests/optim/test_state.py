@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from compare import same
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -15,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from compare import same
 from steptuned import (
     ArmijoGD,
     BarzilaiBorweinGD,
@@ -48,12 +48,7 @@ def passes(model, opt, start, stop):
 
 
 def scalars(opt):
-    return {
-        name: value
-        for group in opt.param_groups
-        for name, value in group.items()
-        if name not in ("params", "param_names")
-    }
+    return {name: value for group in opt.param_groups for name, value in group.items() if name not in ("params", "param_names")}
 
 
 def assert_same_run(a, b):

@@ -4,10 +4,10 @@ from itertools import islice
 
 import numpy as np
 import pytest
-import reference
 import torch
-from problems import Network, Regression
 
+import reference
+from problems import Network, Regression
 from steptuned import ArmijoGD, BarzilaiBorweinGD, ExactGV, ExpectedGV, StepTunedGD, StepTunedSGD, StochasticGV
 
 ITERATIONS = 250

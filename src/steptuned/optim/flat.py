@@ -51,9 +51,7 @@ def second_pass(
     return torch.where(finite, inner(G, direction), torch.nan)
 
 
-def first_pass_in_chunks(
-    params: list[Tensor], grads: list[Tensor], g0: list[Tensor], step: Tensor, weight_decay: float
-) -> Tensor:
+def first_pass_in_chunks(params: list[Tensor], grads: list[Tensor], g0: list[Tensor], step: Tensor, weight_decay: float) -> Tensor:
     """:func:`first_pass` with g0 = gradient + weight_decay theta_k, written into ``g0`` unless that is the gradient itself."""
     alpha = -step.item()
     total = 0.0

@@ -352,8 +352,7 @@ class StepTunedSGD(Optimizer):
                             self.state[p] = _fresh_state(p)
                 return
             raise RuntimeError(
-                "step() without a pending half step: call opt.half_step() between the two backward passes, "
-                "or give step() a closure"
+                "step() without a pending half step: call opt.half_step() between the two backward passes, or give step() a closure"
             )
         if road != _road(scaling):
             raise RuntimeError(
@@ -362,6 +361,7 @@ class StepTunedSGD(Optimizer):
             )
         self._second(scaling)
 
+    @torch._disable_dynamo  # gathering is for Python; the arithmetic in flat.py is what compiles
     def _first(self, scaling: "_Scaling | None") -> None:
         """theta_k to theta_{k+1/2}; keeps g0 and |dtheta|^2."""
         self._refuse_pending("half_step()")
@@ -389,10 +389,7 @@ class StepTunedSGD(Optimizer):
                 ]
                 square = flat.first_pass_in_chunks(params, bucket.grads, g0, moved, group["weight_decay"]) * moved**2
             else:
-                g0 = [
-                    g if g is not p.grad or _owns_memory(g) else g.clone()
-                    for p, g in zip(params, bucket.grads, strict=True)
-                ]
+                g0 = [g if g is not p.grad or _owns_memory(g) else g.clone() for p, g in zip(params, bucket.grads, strict=True)]
                 if _is_low_precision(params[0]):
                     before = [p.clone() for p in params]
                     flat.first_pass(params, g0, moved)
@@ -415,6 +412,7 @@ class StepTunedSGD(Optimizer):
         for group in self.param_groups:
             group["pending"] = _road(scaling)
 
+    @torch._disable_dynamo
     def _second(self, scaling: "_Scaling | None") -> None:
         """theta_{k+1/2} to theta_{k+1}; measures the curvature and sets gamma_{k+1}."""
         first = self.param_groups[0]
@@ -512,9 +510,7 @@ class StepTunedSGD(Optimizer):
                 if g.layout is not torch.strided:
                     raise RuntimeError("StepTunedSGD does not support sparse gradients: make the layer's gradients dense")
                 if g.is_complex():
-                    raise RuntimeError(
-                        "StepTunedSGD does not support complex parameters: optimise torch.view_as_real(p) instead"
-                    )
+                    raise RuntimeError("StepTunedSGD does not support complex parameters: optimise torch.view_as_real(p) instead")
                 in_chunks = plain and self._fits_chunks(p, g)
                 key = (i, p.device, p.dtype, in_chunks, j if group["foreach"] is False else None)
                 bucket = buckets.setdefault(key, _Bucket(group, [], [], in_chunks))

@@ -1,0 +1,182 @@
+"""What the optimizer says: of a run, and of arguments that are not valid."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from steptuned import ArmijoGD, BarzilaiBorweinGD, ExactGV, StepTunedGD, StepTunedSGD, StochasticGV
+from steptuned.optim import step_tuned_sgd
+
+
+def test_gamma_and_curvature_are_snapshots():
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1, bounds=(0.01, 100.0))
+    history = [opt.gamma]
+    assert math.isnan(opt.curvature)
+    for _ in opt.passes():
+        theta.grad = 0.25 * theta.detach()
+    history.append(opt.gamma)
+    assert [h.item() for h in history] == [1.0, pytest.approx(4.0)]
+    # dtheta = -0.1 * 0.25 theta; curvature = dtheta' H dtheta
+    assert opt.curvature.item() == pytest.approx(0.25 * 2 * 0.025**2)
+
+
+def run(opt, theta, iterations, curvature=1.0):
+    for _ in range(iterations):
+        for _ in opt.passes():
+            theta.grad = curvature * theta.detach()
+
+
+@pytest.mark.parametrize(
+    ("curvature", "message"),
+    [(100.0, r"lower bound 0\.5 for \d+ iterations.*lower lr"), (1e-3, r"upper bound 2\.0 for \d+ iterations.*raise lr")],
+)
+def test_gamma_stuck_at_a_bound_is_warned_about_once_with_the_knob_to_turn(curvature, message, monkeypatch):
+    monkeypatch.setattr(step_tuned_sgd, "STUCK", 20)
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-6)
+    run(opt, theta, 19, curvature)
+    with pytest.warns(UserWarning, match=message):
+        run(opt, theta, 1, curvature)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(opt, theta, 30, curvature)
+        assert opt.gamma in (0.5, 2.0)
+        opt.stats()
+
+
+@pytest.mark.parametrize("look", [lambda opt: opt.gamma, lambda opt: opt.stats()])
+def test_where_a_step_may_not_look_the_warning_comes_when_gamma_or_stats_are_read(look, monkeypatch):
+    monkeypatch.setattr(step_tuned_sgd, "STUCK", 20)
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-6)
+    warn = opt._warn_if_stuck
+    monkeypatch.setattr(opt, "_warn_if_stuck", lambda: None)
+    run(opt, theta, 25, 100.0)
+    monkeypatch.setattr(opt, "_warn_if_stuck", warn)
+    with pytest.warns(UserWarning, match="lower lr"):
+        look(opt)
+
+
+def test_gamma_that_leaves_a_bound_now_and_then_is_not_stuck(monkeypatch):
+    monkeypatch.setattr(step_tuned_sgd, "STUCK", 5)
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-3, beta=0.0)
+    for k in range(30):
+        run(opt, theta, 1, 1.0 if k % 4 == 0 else 1e-3)
+    assert opt.stats().at_upper > 0.5
+
+
+GOOD = {
+    "lr": [0.0, 1, 0.5, torch.tensor(0.1)],
+    "nu": [0.1, 2],
+    "beta": [0.0, 0.999],
+    "bounds": [(0.5, 2.0), (1, 1), [0.1, 3]],
+    "delta": [0.0, 0.49],
+    "decay_every": [None, 1, 195.5],
+    "weight_decay": [0.0, 1e-4],
+    "maximize": [True],
+    "max_grad_norm": [None, 1.0, math.inf],
+    "foreach": [None, True, False],
+    "replay_rng": [False],
+}
+BAD = {
+    "lr": [-0.1, math.nan, math.inf, "0.1", torch.ones(2), None],
+    "nu": [0.0, -1.0, math.inf, math.nan],
+    "beta": [-0.1, 1.0, math.nan],
+    "bounds": [(0.0, 2.0), (2.0, 0.5), (0.5, math.inf), (0.5,), (math.nan, 1.0)],
+    "delta": [-0.01, 0.5, math.nan],
+    "decay_every": [0, -1, math.inf, "epoch"],
+    "weight_decay": [-1e-4, math.nan],
+    "maximize": [1],
+    "max_grad_norm": [0.0, -1.0, math.nan],
+    "foreach": ["yes"],
+    "replay_rng": [None],
+}
+
+
+@pytest.mark.filterwarnings("ignore:nu=")
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GOOD.items() for value in values])
+def test_valid_arguments_are_taken(name, value):
+    opt = StepTunedSGD([torch.ones(2, requires_grad=True)], **{name: value})
+    assert name in opt.param_groups[0]
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_arguments_that_are_not_valid_are_named_with_value_and_range(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .*, got ") as error:
+        StepTunedSGD([torch.ones(2, requires_grad=True)], **{name: value})
+    assert str(error.value).endswith(repr(tuple(value) if name == "bounds" else value))
+    assert "\n" not in str(error.value)
+
+
+def test_the_options_of_a_group_are_validated_too():
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match="weight_decay must be"):
+        StepTunedSGD([{"params": [a]}, {"params": [b], "weight_decay": -1}])
+    with pytest.raises(ValueError, match="beta must be the same for all parameter groups.*got 0.5 after 0.9"):
+        StepTunedSGD([{"params": [a]}, {"params": [b], "beta": 0.5}])
+
+
+def test_nu_outside_the_bounds_is_clipped_with_a_warning():
+    theta = torch.ones(2, requires_grad=True)
+    with pytest.warns(UserWarning, match=r"nu=5.* outside bounds=\(0\.5, 2\.0\)"):
+        opt = StepTunedSGD([theta], lr=0.1, nu=5)
+    run(opt, theta, 1, curvature=-1.0)
+    assert opt.gamma == 2.0
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda p: StepTunedGD(p, nu=0), "nu"),
+        (lambda p: BarzilaiBorweinGD(p, lr=-1), "lr"),
+        (lambda p: ArmijoGD(p, slope=1.0), "slope"),
+        (lambda p: ArmijoGD(p, shrink=0.0), "shrink"),
+        (lambda p: ArmijoGD(p, max_backtracks=-1), "max_backtracks"),
+        (lambda p: StochasticGV(p, bounds=(2, 1)), "bounds"),
+        (lambda p: ExactGV(p, list, delta=0.7), "delta"),
+    ],
+)
+def test_the_companions_validate_their_arguments(make, name):
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        make([torch.ones(2, requires_grad=True)])
+
+
+def test_a_vector_of_the_wrong_shape_is_named():
+    theta = torch.ones(2, requires_grad=True)
+    opt = ExactGV([theta], lambda: [torch.ones(3)])
+    theta.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"a tensor of each shape \[\(2,\)\], got \[\(3,\)\]"):
+        opt.step()
+
+
+def test_armijo_stays_where_no_trial_is_good_enough():
+    theta = torch.tensor([0.0, 1.0], requires_grad=True)
+    opt = ArmijoGD([theta], lr=1.0, max_backtracks=3)
+
+    def closure():
+        theta.grad = torch.ones(2)  # not the gradient of the value
+        return -theta.detach().sum()
+
+    opt.step(closure)
+    assert torch.equal(theta, torch.tensor([0.0, 1.0]))
+    assert opt.scale == 0.0
+    assert opt.evaluations == 5
+
+
+def test_armijo_shrinks_away_from_a_value_that_is_not_finite():
+    theta = torch.tensor([1.0], requires_grad=True)
+    opt = ArmijoGD([theta], lr=16.0)
+
+    def closure():
+        opt.zero_grad()
+        loss = theta.sum() - 0.5 * torch.log(theta).sum()  # nan for negative theta
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert 0 < theta.item() < 1
+    assert 0 < opt.scale < 1
