@@ -225,29 +225,29 @@ def test_unscaling_both_passes_by_hand_through_the_scaler_is_right():
 # ---------------------------------------------------------------------------------------------- low precision
 
 
+@pytest.mark.filterwarnings("ignore:parameters are:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_low_precision_parameters_are_measured_along_the_real_displacement(dtype, weight_decay):
     torch.manual_seed(0)
     theta = torch.randn(50).to(dtype).requires_grad_()
     A = torch.randn(50, 50) / 7
-    with pytest.warns(UserWarning, match="smaller than their rounding"):
-        opt = StepTunedSGD([theta], lr=0.02, beta=0.5, bounds=(1e-3, 1e3), weight_decay=weight_decay, decay_every=None)
-        G = torch.zeros(50, dtype=torch.float64)
-        gamma = 1.0
-        for k in range(8):
-            points, gradients = [theta.detach().clone()], []
-            for _ in opt.passes():
-                theta.grad = (A.T @ (A @ theta.detach().float())).to(dtype)
-                points.append(theta.detach().clone())
-                gradients.append(theta.grad.double() + weight_decay * theta.detach().double())
-            assert theta.dtype == dtype
-            moved = points[2].double() - points[1].double()
-            G = 0.5 * G + 0.5 * (gradients[1] - gradients[0])
-            curvature = (G @ moved / (1 - 0.5 ** (k + 1))).item()
-            assert math.isclose(opt.curvature.item(), curvature, rel_tol=1e-4, abs_tol=1e-9)
-            gamma = (moved @ moved).item() / curvature if curvature > 0 else 2.0
-            assert math.isclose(opt.gamma.item(), min(max(gamma, 1e-3), 1e3), rel_tol=1e-4)
+    opt = StepTunedSGD([theta], lr=0.02, beta=0.5, bounds=(1e-3, 1e3), weight_decay=weight_decay, decay_every=None)
+    G = torch.zeros(50, dtype=torch.float64)
+    gamma = 1.0
+    for k in range(8):
+        points, gradients = [theta.detach().clone()], []
+        for _ in opt.passes():
+            theta.grad = (A.T @ (A @ theta.detach().float())).to(dtype)
+            points.append(theta.detach().clone())
+            gradients.append(theta.grad.double() + weight_decay * theta.detach().double())
+        assert theta.dtype == dtype
+        moved = points[2].double() - points[1].double()
+        G = 0.5 * G + 0.5 * (gradients[1] - gradients[0])
+        curvature = (G @ moved / (1 - 0.5 ** (k + 1))).item()
+        assert math.isclose(opt.curvature.item(), curvature, rel_tol=1e-4, abs_tol=1e-9)
+        gamma = (moved @ moved).item() / curvature if curvature > 0 else 2.0
+        assert math.isclose(opt.gamma.item(), min(max(gamma, 1e-3), 1e3), rel_tol=1e-4)
     state = opt.state[theta]
     assert state["G"].dtype == torch.float32
     assert opt.gamma.dtype == torch.float64
@@ -262,6 +262,7 @@ def test_the_warning_about_low_precision_comes_once():
             for _ in opt.passes():
                 theta.grad = torch.ones(3, dtype=torch.bfloat16)
     assert len(caught) == 1
+    assert "smaller than their rounding" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -150,7 +150,7 @@ def test_every_scheduler_of_torch_drives_the_step(name, as_tensor):
     opt = StepTunedSGD([theta], lr=lr(), decay_every=None, bounds=(1.0, 1.0), nu=1.0)
     sgd = torch.optim.SGD([twin], lr=lr())
     schedulers = [SCHEDULERS[name](opt), SCHEDULERS[name](sgd)]
-    for k in range(10):
+    for _ in range(10):
         theta.grad, twin.grad = torch.full((3,), 0.1), torch.full((3,), 0.1)
         opt.half_step()
         sgd.step()

@@ -217,7 +217,7 @@ def test_a_step_without_a_second_backward_is_an_error(pending):
 
 
 def test_a_group_added_while_a_half_step_is_pending_is_an_error(pending):
-    model, opt, x, y = pending
+    model, opt, *_ = pending
     refused(opt, model, re.escape("opt.cancel()"), lambda: opt.add_param_group({"params": [torch.zeros(2, requires_grad=True)]}))
 
 
@@ -233,7 +233,7 @@ def test_cancel_drops_the_half_step_and_leaves_the_parameters(pending):
     assert opt.stats().iterations == 1
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     pass
 
 

@@ -1,6 +1,7 @@
 """What goes wrong in real training: clipping, gradients that are not finite or change under our hands, zero displacement."""
 
 import tempfile
+from itertools import pairwise
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_max_grad_norm_clips_the_update_and_not_the_measurement():
             points.append(theta.detach().clone())
             theta.grad = H @ theta.detach()
         points.append(theta.detach().clone())
-        for a, b in zip(points, points[1:], strict=False):
+        for a, b in pairwise(points):
             assert (b - a).norm() <= 0.1 * gamma * 0.3 * (1 + 1e-12)
     assert (H @ points[0]).norm() > 0.3, "clipping was at work to the end"
     # Along one direction of a quadratic gamma is the inverse of the curvature, however short the steps were.

@@ -13,22 +13,24 @@ import math
 import torch
 from torch import Tensor
 
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
 CHUNK = 1 << 18
 """Elements of a tensor that are worked on at a time: large enough to occupy two threads, small enough for the cache."""
 
 
-def first_pass(params: list[Tensor], grads: list[Tensor], step: Tensor) -> Tensor:
+def first_pass(params: Tensors, grads: Tensors, step: Tensor) -> Tensor:
     """theta_{k+1/2} = theta_k - step g0. Returns |g0|^2."""
     add_scaled(params, grads, -step)
     return square(grads)
 
 
 def second_pass(
-    params: list[Tensor],
-    grads: list[Tensor],
-    g0: list[Tensor],
-    G: list[Tensor],
-    direction: list[Tensor],
+    params: Tensors,
+    grads: Tensors,
+    g0: Tensors,
+    G: Tensors,
+    direction: Tensors,
     step: Tensor,
     beta: float,
     valid: Tensor | None,
@@ -51,12 +53,12 @@ def second_pass(
     return torch.where(finite, inner(G, direction), torch.nan)
 
 
-def first_pass_in_chunks(params: list[Tensor], grads: list[Tensor], g0: list[Tensor], step: Tensor, weight_decay: float) -> Tensor:
+def first_pass_in_chunks(params: Tensors, grads: Tensors, g0: Tensors, step: Tensor, weight_decay: float) -> Tensor:
     """:func:`first_pass` with g0 = gradient + weight_decay theta_k, written into ``g0`` unless that is the gradient itself."""
     alpha = -step.item()
     total = 0.0
     for p, grad, held in zip(params, grads, g0, strict=True):
-        for p_, grad_, g0_ in zip(*(_flat(t).split(CHUNK) for t in (p, grad, held)), strict=True):
+        for p_, grad_, g0_ in zip(*(_chunks(t) for t in (p, grad, held)), strict=True):
             if held is not grad:
                 torch.add(grad_, p_, alpha=weight_decay, out=g0_)
             p_.add_(g0_, alpha=alpha)
@@ -65,10 +67,10 @@ def first_pass_in_chunks(params: list[Tensor], grads: list[Tensor], g0: list[Ten
 
 
 def second_pass_in_chunks(
-    params: list[Tensor],
-    grads: list[Tensor],
-    g0: list[Tensor],
-    G: list[Tensor],
+    params: Tensors,
+    grads: Tensors,
+    g0: Tensors,
+    G: Tensors,
     step: Tensor,
     beta: float,
     weight_decay: float,
@@ -78,7 +80,7 @@ def second_pass_in_chunks(
     total = 0.0
     scratch = torch.empty(2, CHUNK, dtype=G[0].dtype)
     for tensors in zip(params, grads, g0, G, strict=True):
-        for p_, g1_, g0_, G_ in zip(*(_flat(t).split(CHUNK) for t in tensors), strict=True):
+        for p_, g1_, g0_, G_ in zip(*(_chunks(t) for t in tensors), strict=True):
             if weight_decay:
                 g1_ = torch.add(g1_, p_, alpha=weight_decay, out=scratch[0, : len(p_)])
             dg = torch.sub(g1_, g0_, out=scratch[1, : len(p_)])
@@ -91,7 +93,7 @@ def second_pass_in_chunks(
     return torch.tensor(total, dtype=torch.float64)
 
 
-def add_scaled(xs: list[Tensor], ys: list[Tensor], factor: Tensor) -> None:
+def add_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:
     """x += factor y, with a factor that may live on an accelerator."""
     if _on_host(xs):
         torch._foreach_add_(xs, ys, alpha=factor.item())
@@ -99,7 +101,7 @@ def add_scaled(xs: list[Tensor], ys: list[Tensor], factor: Tensor) -> None:
         torch._foreach_add_(xs, torch._foreach_mul(ys, factor.to(ys[0].dtype)))
 
 
-def fade(G: list[Tensor], beta: float, valid: Tensor | None) -> None:
+def fade(G: Tensors, beta: float, valid: Tensor | None) -> None:
     """G *= beta, where the iteration is valid."""
     if valid is None:
         torch._foreach_mul_(G, beta)
@@ -107,12 +109,12 @@ def fade(G: list[Tensor], beta: float, valid: Tensor | None) -> None:
         torch._foreach_mul_(G, torch.where(valid, beta, 1.0).to(G[0].dtype))
 
 
-def square(xs: list[Tensor]) -> Tensor:
+def square(xs: Tensors) -> Tensor:
     """|x|^2 over a list, each tensor's share added up in double precision where the device has it."""
     return torch.stack(torch._foreach_norm(xs)).to(scalar_dtype(xs[0].device)).square().sum()
 
 
-def inner(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
+def inner(xs: Tensors, ys: Tensors) -> Tensor:
     """<x, y> over two lists, likewise."""
     return torch.stack([t.sum() for t in torch._foreach_mul(xs, ys)]).to(scalar_dtype(xs[0].device)).sum()
 
@@ -131,10 +133,10 @@ def same_layout(*tensors: Tensor) -> bool:
     )
 
 
-def _on_host(tensors: list[Tensor]) -> bool:
+def _on_host(tensors: Tensors) -> bool:
     """Whether a look at a value is free: neither an accelerator has to be waited for, nor a graph to be broken."""
     return tensors[0].device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _flat(t: Tensor) -> Tensor:
-    return t.as_strided((t.numel(),), (1,), t.storage_offset())
+def _chunks(t: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(t.as_strided((t.numel(),), (1,), t.storage_offset()), CHUNK)

@@ -97,8 +97,9 @@ class GradientVariation(Optimizer):
 
 
 class StochasticGV(GradientVariation):
-    r"""Algorithm 3: G is the difference of two mini-batch gradients, :math:`\nabla J_{B_k}(\theta_k) - \nabla J_{B_{k-1}}(\theta_{k-1})`.
+    r"""Algorithm 3: G is the difference of two mini-batch gradients.
 
+    That is :math:`\nabla J_{B_k}(\theta_k) - \nabla J_{B_{k-1}}(\theta_{k-1})`, so one back-propagation an iteration is enough.
     The step is :math:`\mathrm{lr}\,\gamma_k / (k+1)^{1/2+\delta}`, with gamma clipped to the bounds [m, M].
 
     Args:
@@ -159,8 +160,9 @@ class ExactGV(_Asking):
 
 
 class ExpectedGV(_Asking):
-    r"""Algorithm 5: G is :math:`-s_{k-1}\,\mathbb{E}[\mathcal{C}_{J_S}(\theta_{k-1})]`, where :math:`\mathcal{C}_{J_S} = \nabla^2 J_S \nabla J_S`.
+    r"""Algorithm 5: G is :math:`-s_{k-1}\,\mathbb{E}[\mathcal{C}_{J_S}(\theta_{k-1})]`.
 
+    Here :math:`\mathcal{C}_{J_S} = \nabla^2 J_S \nabla J_S`, and
     :math:`s_{k-1}` is the step that led from theta_{k-1} to theta_k. The expectation is over the draw of a mini-batch S; for a
     finite sum of N terms and mini-batches of b of them, drawn without replacement, it is
 

@@ -3,22 +3,26 @@
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steptuned import rule
 from steptuned.optim import flat
 from steptuned.optim.arguments import check
+from steptuned.optim.scaling import ROADS, Scaling, road, scaling_of
 from steptuned.replay import replay
 
 LARGE = 1 << 16
 """A tensor on the CPU with at least this many elements is worked on in chunks."""
+
+FULL = 1 << 24
+"""Lists of tensors are worked on about so many elements at a time, which bounds the memory for what is in between."""
 
 STUCK = 1000
 """After this many iterations in a row at the same bound, a warning."""
@@ -126,11 +130,11 @@ class StepTunedSGD(Optimizer):
         foreach: bool | None = None,
         replay_rng: bool = True,
     ) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": lr,
             "nu": nu,
             "beta": beta,
-            "bounds": tuple(bounds),
+            "bounds": bounds,
             "delta": delta,
             "decay_every": decay_every,
             "weight_decay": weight_decay,
@@ -140,7 +144,7 @@ class StepTunedSGD(Optimizer):
             "replay_rng": replay_rng,
         }
         check(**defaults)
-        m, M = defaults["bounds"]
+        m, M = defaults["bounds"] = tuple(bounds)
         if not m <= nu <= M:
             warnings.warn(
                 f"nu={nu} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it",
@@ -165,7 +169,7 @@ class StepTunedSGD(Optimizer):
             closure: zeroes the gradients, computes the loss of the mini-batch, back-propagates and returns the loss.
                 Called twice; the loss returned is the one of the first pass, at theta_k.
         """
-        with _scaling_of(self) as scaling:
+        with scaling_of(self) as scaling:
             if closure is None:
                 self._finish(scaling)
                 return None
@@ -314,17 +318,26 @@ class StepTunedSGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state; tensors are copied, in the precision in which they were saved."""
-        if any("gamma" not in group or "tally" not in group for group in state_dict["param_groups"]):
-            raise ValueError("this state_dict is not one of StepTunedSGD: its parameter groups have no gamma")
-        super().load_state_dict(state_dict)
+        taken: dict[str, Any] = {}
+
+        def take(_: Optimizer, state_dict: dict[str, Any]) -> None:
+            if any("gamma" not in group or "tally" not in group for group in state_dict["param_groups"]):
+                raise ValueError("this state_dict is not one of StepTunedSGD: its parameter groups have no gamma")
+            taken.update(state_dict)
+
+        hook = self.register_load_state_dict_pre_hook(take)  # the last one, so it sees what the others made of it
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
         self._versions.clear()
         # torch has cast the state to the precision of the parameters: take it once more, in its own.
-        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+        for saved, group in zip(taken["param_groups"], self.param_groups, strict=True):
             for key, p in zip(saved["params"], group["params"], strict=True):
-                for name, value in state_dict["state"].get(key, {}).items():
+                state = taken["state"].get(key, {})
+                for name, value in state.items():
                     if isinstance(value, Tensor):
-                        unused = name != "G" and not state_dict["state"][key]["held"]
-                        value = None if unused else value.detach().to(p.device, copy=True)
+                        value = value.detach().to(p.device, copy=True) if name == "G" or state["held"] else None
                     self.state[p][name] = value
 
     # ------------------------------------------------------------------------------------------ the work
@@ -340,10 +353,10 @@ class StepTunedSGD(Optimizer):
                 "opt.step(), or drop it with opt.cancel()"
             )
 
-    def _finish(self, scaling: "_Scaling | None") -> None:
+    def _finish(self, scaling: Scaling | None) -> None:
         """``step()`` without a closure."""
-        road = self.param_groups[0]["pending"]
-        if not road:
+        came = self.param_groups[0]["pending"]
+        if not came:
             if not self.state and all(float(group["lr"]) == 0 for group in self.param_groups):
                 # torch.distributed.checkpoint makes a fresh optimizer create its state by such a step.
                 for group in self.param_groups:
@@ -354,21 +367,21 @@ class StepTunedSGD(Optimizer):
             raise RuntimeError(
                 "step() without a pending half step: call opt.half_step() between the two backward passes, or give step() a closure"
             )
-        if road != _road(scaling):
+        if came != road(scaling):
             raise RuntimeError(
-                f"the first pass came {ROADS[road]} and the second {ROADS[_road(scaling)]}, so one of them is scaled wrongly: "
+                f"the first pass came {ROADS[came]} and the second {ROADS[road(scaling)]}, so one of them is scaled wrongly: "
                 "let both go the same way, after opt.cancel()"
             )
         self._second(scaling)
 
-    @torch._disable_dynamo  # gathering is for Python; the arithmetic in flat.py is what compiles
-    def _first(self, scaling: "_Scaling | None") -> None:
+    @_disable_dynamo  # gathering is for Python; the arithmetic in flat.py is what compiles
+    def _first(self, scaling: Scaling | None) -> None:
         """theta_k to theta_{k+1/2}; keeps g0 and |dtheta|^2."""
         self._refuse_pending("half_step()")
         self._settle()
         first = self.param_groups[0]
         buckets = self._gather(scaling)
-        coefficient = self._clip_coefficient(buckets)
+        coefficient = self._clip_coefficient(buckets, scaling)
 
         decay = 1.0
         if first["decay_every"] is not None:
@@ -379,44 +392,47 @@ class StepTunedSGD(Optimizer):
 
         first["square"].zero_()
         for bucket in buckets:
-            group, params = bucket.group, bucket.params
-            moved = group["moved"].to(params[0].device)
-            displacement: list[Any] = [None] * len(params)
-            if bucket.in_chunks:
-                g0 = [
-                    g if not group["weight_decay"] and _owns_memory(g) else torch.empty_like(p)
-                    for p, g in zip(params, bucket.grads, strict=True)
-                ]
-                square = flat.first_pass_in_chunks(params, bucket.grads, g0, moved, group["weight_decay"]) * moved**2
-            else:
-                g0 = [g if g is not p.grad or _owns_memory(g) else g.clone() for p, g in zip(params, bucket.grads, strict=True)]
-                if _is_low_precision(params[0]):
-                    before = [p.clone() for p in params]
-                    flat.first_pass(params, g0, moved)
-                    displacement = [p.to(_precision(p)) - b for p, b in zip(params, before, strict=True)]
-                    square = flat.square(displacement)
-                else:
-                    square = flat.first_pass(params, g0, moved) * moved**2
-            first["square"].add_(square.to(first["square"].device))
-            for p, held, d in zip(params, g0, displacement, strict=True):
-                state = self.state[p]
-                if not state:
-                    state.update(_fresh_state(p))
-                state.update(g0=held, held=1)
-                if d is not None:
-                    state["displacement"] = d
-                if held is p.grad:
-                    self._versions[p] = held._version
-                p.grad = None
-        first["sound"].fill_(True) if scaling is None else first["sound"].copy_(scaling.found_inf == 0)
+            first["square"].add_(self._move(bucket, scaling).to(first["square"].device))
+        if scaling is None:
+            first["sound"].fill_(True)
+        else:
+            first["sound"].copy_(scaling.found_inf == 0)
         for group in self.param_groups:
-            group["pending"] = _road(scaling)
+            group["pending"] = road(scaling)
 
-    @torch._disable_dynamo
-    def _second(self, scaling: "_Scaling | None") -> None:
+    def _move(self, bucket: "_Bucket", scaling: Scaling | None) -> Tensor:
+        """The first half step of a bucket's parameters. Takes their gradients over and returns their |dtheta|^2."""
+        group, params = bucket.group, bucket.params
+        moved, weight_decay = group["moved"].to(params[0].device), group["weight_decay"]
+        displacement: list[Tensor] = []
+        if bucket.in_chunks:
+            g0 = [g if not weight_decay and _owns_memory(g) else torch.empty_like(p) for p, g in bucket.pairs()]
+            square = flat.first_pass_in_chunks(params, bucket.grads, g0, moved, weight_decay) * moved**2
+        else:
+            grads = bucket.gradient_of_J(scaling)
+            g0 = [g.clone() if g is p.grad and not _owns_memory(g) else g for p, g in zip(params, grads, strict=True)]
+            if _is_low_precision(params[0]):
+                before = [p.clone() for p in params]
+                flat.first_pass(params, g0, moved)
+                displacement = [p.to(_precision(p)) - b for p, b in zip(params, before, strict=True)]
+                square = flat.square(displacement)
+            else:
+                square = flat.first_pass(params, g0, moved) * moved**2
+        for i, (p, held) in enumerate(zip(params, g0, strict=True)):
+            state = self.state[p]
+            if not state:
+                state.update(_fresh_state(p))
+            state.update(g0=held, held=1)
+            if displacement:
+                state["displacement"] = displacement[i]
+            if held is p.grad:
+                self._versions[p] = held._version
+            p.grad = None
+        return square
+
+    @_disable_dynamo
+    def _second(self, scaling: Scaling | None) -> None:
         """theta_{k+1/2} to theta_{k+1}; measures the curvature and sets gamma_{k+1}."""
-        first = self.param_groups[0]
-        beta = first["beta"]
         if any(self.state[p]["g0"]._version != version for p, version in self._versions.items()):
             raise RuntimeError(
                 "a gradient of the first pass was overwritten in place before the second pass was done: let backward "
@@ -428,42 +444,57 @@ class StepTunedSGD(Optimizer):
                 "step() found no gradient although the first pass had some: run the second backward of the same "
                 "mini-batch before it, or drop the half step with opt.cancel()"
             )
-        coefficient = self._clip_coefficient(buckets)
+        coefficient = self._clip_coefficient(buckets, scaling)
+        first = self.param_groups[0]
         valid = None if scaling is None else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
 
         curvature = torch.zeros_like(first["gamma"])
         measured: set[Tensor] = set()
         for bucket in buckets:
-            group, device = bucket.group, bucket.params[0].device
-            step = (group["step"] * coefficient).to(device)
-            paired, single = bucket.split([self.state.get(p, {}).get("held", 0) for p in bucket.params])
+            step = (bucket.group["step"] * coefficient).to(bucket.params[0].device)
+            paired, single = bucket.split(lambda p: bool(self.state.get(p) and self.state[p]["held"]))
             if single.params:
-                if single.in_chunks and group["weight_decay"]:
-                    single.grads = torch._foreach_add(single.grads, single.params, alpha=group["weight_decay"])
-                flat.add_scaled(single.params, single.grads, -step)
+                flat.add_scaled(single.params, single.gradient_of_J(scaling), -step)
             if paired.params:
-                g0, G, displacement = ([self.state[p].get(name) for p in paired.params] for name in ("g0", "G", "displacement"))
-                if bucket.in_chunks:
-                    share = flat.second_pass_in_chunks(paired.params, paired.grads, g0, G, step, beta, group["weight_decay"])
-                else:
-                    on_device = None if valid is None else valid.to(device)
-                    direction = g0 if displacement[0] is None else displacement
-                    share = flat.second_pass(paired.params, paired.grads, g0, G, direction, step, beta, on_device)
+                curvature += self._measure(paired, step, scaling, valid).to(curvature.device)
                 measured.update(paired.params)
-                curvature += _along(share.to(curvature.device), group, displacement[0])
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state.get(p)
-                if state and p not in measured:
-                    flat.fade([state["G"]], beta, None if valid is None else valid.to(p.device))
-                    if state["held"]:
-                        d = state.get("displacement")
-                        share = flat.inner([state["G"]], [state["g0"] if d is None else d])
-                        curvature += _along(share.to(curvature.device), group, d)
+        curvature += self._measure_the_rest(measured, valid)
         self._tune(curvature, valid)
         self.cancel()
         if first["gamma"].device.type == "cpu":
             self._warn_if_stuck()
+
+    def _measure(self, bucket: "_Bucket", step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
+        """The second half step of a bucket's parameters, which have g0, and their share of the running sum of dg along dtheta."""
+        group, params = bucket.group, bucket.params
+        states = [self.state[p] for p in params]
+        g0, G = [state["g0"] for state in states], [state["G"] for state in states]
+        beta = group["beta"]
+        if bucket.in_chunks:
+            share = flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, beta, group["weight_decay"])
+            return -share * group["moved"]
+        valid = None if valid is None else valid.to(params[0].device)
+        grads = bucket.gradient_of_J(scaling)
+        if _is_low_precision(params[0]):
+            displacement = [state["displacement"] for state in states]
+            return flat.second_pass(params, grads, g0, G, displacement, step, beta, valid)
+        share = flat.second_pass(params, grads, g0, G, g0, step, beta, valid)
+        return -share * group["moved"].to(share.device)
+
+    def _measure_the_rest(self, measured: set[Tensor], valid: Tensor | None) -> Tensor:
+        """The same for parameters that lack a gradient: dg is zero, so their part of G fades."""
+        first = self.param_groups[0]
+        curvature = torch.zeros_like(first["gamma"])
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state.get(p)
+                if not state or p in measured:
+                    continue
+                flat.fade([state["G"]], first["beta"], None if valid is None else valid.to(p.device))
+                if state["held"]:
+                    displacement = state["displacement"] if _is_low_precision(p) else state["g0"] * -group["moved"].to(p.device)
+                    curvature += flat.inner([state["G"]], [displacement]).to(curvature.device)
+        return curvature
 
     def _tune(self, curvature: Tensor, valid: Tensor | None) -> None:
         """gamma_{k+1}, unless the measurement is not finite or the iteration not valid; and the counts."""
@@ -497,13 +528,13 @@ class StepTunedSGD(Optimizer):
                 group.update({name: first[name] for name in SCALARS})
                 group.update(step=group["step"].to(home), moved=group["moved"].to(home))
 
-    def _gather(self, scaling: "_Scaling | None") -> list["_Bucket"]:
+    def _gather(self, scaling: Scaling | None) -> list["_Bucket"]:
         """The parameters that have a gradient, in lists of one group, device, precision and way to work."""
-        buckets: dict[Any, _Bucket] = {}
+        full: list[_Bucket] = []
+        open_: dict[Any, _Bucket] = {}
         for i, group in enumerate(self.param_groups):
             plain = scaling is None and not group["maximize"] and group["foreach"] is not True
-            plain = plain and not (group["max_grad_norm"] and group["weight_decay"])
-            for j, p in enumerate(group["params"]):
+            for p in group["params"]:
                 g = p.grad
                 if g is None:
                     continue
@@ -511,17 +542,15 @@ class StepTunedSGD(Optimizer):
                     raise RuntimeError("StepTunedSGD does not support sparse gradients: make the layer's gradients dense")
                 if g.is_complex():
                     raise RuntimeError("StepTunedSGD does not support complex parameters: optimise torch.view_as_real(p) instead")
+                if _is_low_precision(p):
+                    self._warn_low_precision(p.dtype)
                 in_chunks = plain and self._fits_chunks(p, g)
-                key = (i, p.device, p.dtype, in_chunks, j if group["foreach"] is False else None)
-                bucket = buckets.setdefault(key, _Bucket(group, [], [], in_chunks))
-                bucket.params.append(p)
-                bucket.grads.append(g)
-        for bucket in buckets.values():
-            if _is_low_precision(bucket.params[0]):
-                self._warn_low_precision(bucket.params[0].dtype)
-            if not bucket.in_chunks:
-                bucket.grads = _gradient_of_J(bucket, scaling)
-        return list(buckets.values())
+                key = (i, p.device, p.dtype, in_chunks)
+                bucket = open_.setdefault(key, _Bucket(group, in_chunks))
+                bucket.add(p, g)
+                if group["foreach"] is False or bucket.size >= FULL:
+                    full.append(open_.pop(key))
+        return [*full, *open_.values()]
 
     def _fits_chunks(self, p: Tensor, g: Tensor) -> bool:
         if p.numel() < LARGE or p.device.type != "cpu" or p.dtype != g.dtype or p.dtype != _precision(p):
@@ -530,12 +559,12 @@ class StepTunedSGD(Optimizer):
         mates = [t for t in (state["G"], state["g0"]) if t is not None] if state else []
         return type(p) in (Tensor, torch.nn.Parameter) and flat.same_layout(p, g, *mates)
 
-    def _clip_coefficient(self, buckets: list["_Bucket"]) -> Tensor | float:
+    def _clip_coefficient(self, buckets: list["_Bucket"], scaling: Scaling | None) -> Tensor | float:
         limit = self.param_groups[0]["max_grad_norm"]
         if limit is None or not buckets:
             return 1.0
         home = self.param_groups[0]["gamma"].device
-        norm = torch.stack([flat.square(bucket.grads).to(home) for bucket in buckets]).sum().sqrt()
+        norm = torch.stack([flat.square(bucket.gradient_of_J(scaling)).to(home) for bucket in buckets]).sum().sqrt()
         return (limit / (norm + 1e-6)).clamp(max=1.0)
 
     def _warn_low_precision(self, dtype: torch.dtype) -> None:
@@ -562,76 +591,51 @@ class HalfStep:
 
     @torch.no_grad()
     def step(self) -> None:
-        with _scaling_of(self) as scaling:
+        with scaling_of(self) as scaling:
             self._optimizer._first(scaling)
-
-
-ROADS = {"plain": "without a GradScaler", "scaled": "through a GradScaler", "unscaled": "through a GradScaler after unscale_()"}
-"""The ways by which a gradient can come; both passes must have come by the same."""
-
-
-class _Scaling(NamedTuple):
-    """What a GradScaler leaves on an optimizer for the time of its step."""
-
-    inverse: Tensor | None
-    found_inf: Tensor
-
-
-def _road(scaling: _Scaling | None) -> str:
-    if scaling is None:
-        return "plain"
-    return "scaled" if scaling.inverse is not None else "unscaled"
-
-
-@contextmanager
-def _scaling_of(owner: "StepTunedSGD | HalfStep") -> Iterator[_Scaling | None]:
-    """The scaling of this step. After an error nothing of it may stay behind, or it would scale the next one."""
-    scale, found_inf = getattr(owner, "grad_scale", None), getattr(owner, "found_inf", None)
-    try:
-        yield None if found_inf is None else _Scaling(None if scale is None else scale.double().reciprocal(), found_inf)
-    except BaseException:
-        for name in ("grad_scale", "found_inf"):
-            owner.__dict__.pop(name, None)
-        raise
 
 
 @dataclass
 class _Bucket:
+    """Parameters of one group, device and precision that are worked on together, and their gradients."""
+
     group: dict[str, Any]
-    params: list[Tensor]
-    grads: list[Tensor]
     in_chunks: bool
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    size: int = 0
 
-    def split(self, chosen: list[Any]) -> tuple["_Bucket", "_Bucket"]:
+    def add(self, p: Tensor, g: Tensor) -> None:
+        self.params.append(p)
+        self.grads.append(g)
+        self.size += p.numel()
+
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.params, self.grads, strict=True)
+
+    def split(self, chosen: Callable[[Tensor], bool]) -> tuple["_Bucket", "_Bucket"]:
         """The chosen parameters and the others."""
-        parts = []
-        for wanted in (True, False):
-            pairs = [(p, g) for p, g, c in zip(self.params, self.grads, chosen, strict=True) if bool(c) == wanted]
-            parts.append(_Bucket(self.group, [p for p, _ in pairs], [g for _, g in pairs], self.in_chunks))
-        return parts[0], parts[1]
+        parts = _Bucket(self.group, self.in_chunks), _Bucket(self.group, self.in_chunks)
+        for p, g in self.pairs():
+            parts[0 if chosen(p) else 1].add(p, g)
+        return parts
 
-
-def _gradient_of_J(bucket: _Bucket, scaling: _Scaling | None) -> list[Tensor]:
-    """The bucket's gradients unscaled, signed, with weight decay, zero in a pass that overflowed; where that is all the same, themselves."""
-    group, params, grads = bucket.group, bucket.params, bucket.grads
-    precision, device = _precision(params[0]), params[0].device
-    if any(g.dtype != precision for g in grads):
-        grads = [g.to(precision) for g in grads]
-    if scaling is not None and scaling.inverse is not None:
-        grads = list(torch._foreach_mul(grads, scaling.inverse.to(device, precision)))
-    if group["maximize"]:
-        grads = list(torch._foreach_neg(grads))
-    if group["weight_decay"]:
-        grads = [g.add(p, alpha=group["weight_decay"]) for g, p in zip(grads, params, strict=True)]
-    if scaling is not None:
-        overflow = scaling.found_inf.to(device) != 0
-        grads = [torch.where(overflow, 0.0, g) for g in grads]
-    return grads
-
-
-def _along(share: Tensor, group: dict[str, Any], displacement: Tensor | None) -> Tensor:
-    """<G, dtheta> from <G, g0>, as dtheta = -moved g0; or as it is, where G was measured along dtheta itself."""
-    return -share * group["moved"] if displacement is None else share
+    def gradient_of_J(self, scaling: Scaling | None) -> list[Tensor]:
+        """The gradients unscaled, signed, with weight decay, zero in a pass that overflowed. Themselves, where nothing is to do."""
+        group, params, grads = self.group, self.params, self.grads
+        precision, device = _precision(params[0]), params[0].device
+        if any(g.dtype != precision for g in grads):
+            grads = [g.to(precision) for g in grads]
+        if scaling is not None and scaling.inverse is not None:
+            grads = list(torch._foreach_mul(grads, scaling.inverse.to(device, precision)))
+        if group["maximize"]:
+            grads = list(torch._foreach_neg(grads))
+        if group["weight_decay"]:
+            grads = [g.add(p, alpha=group["weight_decay"]) for g, p in zip(grads, params, strict=True)]
+        if scaling is not None:
+            overflow = scaling.found_inf.to(device) != 0
+            grads = [torch.where(overflow, 0.0, g) for g in grads]
+        return grads
 
 
 def _fresh_state(p: Tensor) -> dict[str, Any]:
@@ -640,15 +644,16 @@ def _fresh_state(p: Tensor) -> dict[str, Any]:
 
 
 def _fresh_scalars(device: torch.device) -> dict[str, Tensor]:
-    real, whole = {"dtype": flat.scalar_dtype(device), "device": device}, {"dtype": torch.int64, "device": device}
+    one = torch.ones((), dtype=flat.scalar_dtype(device), device=device)
+    none = torch.zeros((), dtype=torch.int64, device=device)
     return {
-        "k": torch.zeros((), **whole),
-        "gamma": torch.ones((), **real),
-        "curvature": torch.full((), torch.nan, **real),
-        "square": torch.zeros((), **real),
-        "sound": torch.ones((), dtype=torch.bool, device=device),
-        "tally": torch.zeros(4, **whole),
-        "streak": torch.zeros((), **whole),
+        "k": none,
+        "gamma": one,
+        "curvature": torch.full_like(one, torch.nan),
+        "square": torch.zeros_like(one),
+        "sound": torch.ones_like(one, dtype=torch.bool),
+        "tally": none.repeat(4),  # iterations with negative curvature, at the lower bound, at the upper bound, ignored
+        "streak": none.clone(),  # iterations in a row at the upper bound; negative: at the lower bound
     }
 
 
