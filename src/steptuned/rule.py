@@ -34,11 +34,8 @@ def clip(value: Tensor, bounds: tuple[float, float]) -> Tensor:
 
 
 def debias(beta: float, k: Tensor) -> Tensor:
-    """What turns the running sum of beta^(k-j) dg_j, j = 0..k, into an average whose weights add up to one.
-
-    The sum is G_k / (1 - beta) in the paper's terms, so the factor is (1 - beta) / (1 - beta^(k+1)).
-    """
-    return (1 - beta) / (1 - beta ** (k + 1))
+    """What turns the moving average G_k, which began at zero, into one whose weights add up to one."""
+    return 1 / (1 - beta ** (k + 1))
 
 
 def robbins_monro(k: Number, delta: float, every: float) -> Number:

@@ -4,8 +4,6 @@
 branch on a value, so they need no synchronisation on an accelerator and compile to one graph each.
 The ``..._in_chunks`` twins compute the same for large tensors on the CPU, where memory traffic is the cost: all that
 is done with a chunk is done while it is in the cache. There a look at a value is free, so they look.
-
-G is stored without its factor (1 - beta), as the running sum of beta^(k-j) dg_j; see :func:`steptuned.rule.debias`.
 """
 
 import math
@@ -35,7 +33,7 @@ def second_pass(
     beta: float,
     valid: Tensor | None,
 ) -> Tensor:
-    """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (g1 - g0). Returns <G_k, direction>.
+    """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (1 - beta) (g1 - g0). Returns <G_k, direction>.
 
     Elements of g1 - g0 that are not finite count as zero in G, and make the inner product nan. Where ``valid``, a 0-d truth
     value, is given and false, G stays as it was.
@@ -46,10 +44,11 @@ def second_pass(
     if not _on_host(dg) or not finite:
         for d in dg:
             d.nan_to_num_(0.0, 0.0, 0.0)
-    if valid is not None:
-        torch._foreach_mul_(dg, valid.to(dg[0].dtype))
-    fade(G, beta, valid)
-    torch._foreach_add_(G, dg)
+    if valid is None:
+        torch._foreach_lerp_(G, dg, 1 - beta)
+    else:
+        share = torch.where(valid, 1 - beta, 0.0).to(G[0].dtype)
+        torch._foreach_lerp_(G, dg, [share] * len(G))
     return torch.where(finite, inner(G, direction), torch.nan)
 
 
@@ -85,11 +84,10 @@ def second_pass_in_chunks(
                 g1_ = torch.add(g1_, p_, alpha=weight_decay, out=scratch[0, : len(p_)])
             dg = torch.sub(g1_, g0_, out=scratch[1, : len(p_)])
             p_.add_(g1_, alpha=alpha)
-            new = torch.dot(dg, g0_).item()
-            if not math.isfinite(new):
+            if not math.isfinite(torch.dot(dg, g0_).item()):
                 dg.nan_to_num_(0.0, 0.0, 0.0)
-            total += new + beta * torch.dot(G_, g0_).item()
-            torch.add(dg, G_, alpha=beta, out=G_)
+                total = math.nan
+            total += torch.dot(G_.lerp_(dg, 1 - beta), g0_).item()
     return torch.tensor(total, dtype=torch.float64)
 
 
@@ -101,12 +99,9 @@ def add_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:
         torch._foreach_add_(xs, torch._foreach_mul(ys, factor.to(ys[0].dtype)))
 
 
-def fade(G: Tensors, beta: float, valid: Tensor | None) -> None:
-    """G *= beta, where the iteration is valid."""
-    if valid is None:
-        torch._foreach_mul_(G, beta)
-    else:
-        torch._foreach_mul_(G, torch.where(valid, beta, 1.0).to(G[0].dtype))
+def fade(G: Tensor, beta: float, valid: Tensor | None) -> None:
+    """G_k = beta G_{k-1}: what is left of :func:`second_pass` for a parameter that lacks a gradient."""
+    G.mul_(beta if valid is None else torch.where(valid, beta, 1.0).to(G.dtype))
 
 
 def square(xs: Tensors) -> Tensor:

@@ -3,7 +3,6 @@
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 from steptuned import rule
 from steptuned.optim import flat
 from steptuned.optim.arguments import check
+from steptuned.optim.bucket import Bucket, is_low_precision, owns_memory, precision
 from steptuned.optim.scaling import ROADS, Scaling, road, scaling_of
 from steptuned.replay import replay
 
@@ -156,7 +156,7 @@ class StepTunedSGD(Optimizer):
     def _start(self) -> None:
         """What is not part of the state."""
         self._half = HalfStep(self)
-        self._versions: dict[Tensor, int] = {}
+        self._versions: list[tuple[Tensor, int]] = []
         self._warned: set[str] = set()
 
     # ------------------------------------------------------------------------------------------ the three forms
@@ -229,7 +229,10 @@ class StepTunedSGD(Optimizer):
     def cancel(self) -> None:
         """Drop a pending half step: the parameters stay where they are, nothing is measured, k does not count it."""
         for state in self.state.values():
-            state.update(dict.fromkeys(state.keys() - {"G", "held"}), held=0)
+            if state:
+                state["g0"], state["held"] = None, 0
+                if "displacement" in state:
+                    state["displacement"] = None
         for group in self.param_groups:
             group["pending"] = ""
         self._versions.clear()
@@ -308,7 +311,7 @@ class StepTunedSGD(Optimizer):
             for p in group["params"]:
                 if p.requires_grad or p in lean:
                     self.state[p] = {
-                        name: torch.zeros_like(p, dtype=_precision(p), requires_grad=False) if value is None else value
+                        name: torch.zeros_like(p, dtype=precision(p), requires_grad=False) if value is None else value
                         for name, value in (lean.get(p) or _fresh_state(p)).items()
                     }
         try:
@@ -400,46 +403,47 @@ class StepTunedSGD(Optimizer):
         for group in self.param_groups:
             group["pending"] = road(scaling)
 
-    def _move(self, bucket: "_Bucket", scaling: Scaling | None) -> Tensor:
+    def _move(self, bucket: Bucket, scaling: Scaling | None) -> Tensor:
         """The first half step of a bucket's parameters. Takes their gradients over and returns their |dtheta|^2."""
-        group, params = bucket.group, bucket.params
-        moved, weight_decay = group["moved"].to(params[0].device), group["weight_decay"]
+        params = bucket.params
+        moved, weight_decay = bucket.group["moved"].to(bucket.device), bucket.group["weight_decay"]
         displacement: list[Tensor] = []
         if bucket.in_chunks:
-            g0 = [g if not weight_decay and _owns_memory(g) else torch.empty_like(p) for p, g in bucket.pairs()]
+            g0 = [
+                g if not weight_decay and owns_memory(g) else torch.empty_like(p) for p, g in zip(params, bucket.grads, strict=True)
+            ]
             square = flat.first_pass_in_chunks(params, bucket.grads, g0, moved, weight_decay) * moved**2
         else:
             grads = bucket.gradient_of_J(scaling)
-            g0 = [g.clone() if g is p.grad and not _owns_memory(g) else g for p, g in zip(params, grads, strict=True)]
-            if _is_low_precision(params[0]):
+            g0 = [g.clone() if g is p.grad and not owns_memory(g) else g for p, g in zip(params, grads, strict=True)]
+            if bucket.is_low_precision:
                 before = [p.clone() for p in params]
                 flat.first_pass(params, g0, moved)
-                displacement = [p.to(_precision(p)) - b for p, b in zip(params, before, strict=True)]
+                displacement = [p.to(precision(p)) - b for p, b in zip(params, before, strict=True)]
                 square = flat.square(displacement)
             else:
                 square = flat.first_pass(params, g0, moved) * moved**2
-        for i, (p, held) in enumerate(zip(params, g0, strict=True)):
-            state = self.state[p]
+        for i, (p, held, state) in enumerate(zip(params, g0, bucket.states, strict=True)):
             if not state:
-                state.update(_fresh_state(p))
-            state.update(g0=held, held=1)
+                state = self.state[p] = _fresh_state(p)
+            state["g0"], state["held"] = held, 1
             if displacement:
                 state["displacement"] = displacement[i]
             if held is p.grad:
-                self._versions[p] = held._version
+                self._versions.append((held, held._version))
             p.grad = None
         return square
 
     @_disable_dynamo
     def _second(self, scaling: Scaling | None) -> None:
         """theta_{k+1/2} to theta_{k+1}; measures the curvature and sets gamma_{k+1}."""
-        if any(self.state[p]["g0"]._version != version for p, version in self._versions.items()):
+        if any(held._version != version for held, version in self._versions):
             raise RuntimeError(
                 "a gradient of the first pass was overwritten in place before the second pass was done: let backward "
                 "make new gradients (zero_grad with set_to_none=True), or drop the half step with opt.cancel()"
             )
         buckets = self._gather(scaling)
-        if not buckets and any(state["held"] for state in self.state.values()):
+        if not buckets and any(state and state["held"] for state in self.state.values()):
             raise RuntimeError(
                 "step() found no gradient although the first pass had some: run the second backward of the same "
                 "mini-batch before it, or drop the half step with opt.cancel()"
@@ -449,50 +453,50 @@ class StepTunedSGD(Optimizer):
         valid = None if scaling is None else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
 
         curvature = torch.zeros_like(first["gamma"])
-        measured: set[Tensor] = set()
+        measured: set[int] = set()
         for bucket in buckets:
-            step = (bucket.group["step"] * coefficient).to(bucket.params[0].device)
-            paired, single = bucket.split(lambda p: bool(self.state.get(p) and self.state[p]["held"]))
+            step = (bucket.group["step"] * coefficient).to(bucket.device)
+            paired, single = bucket.split()
             if single.params:
                 flat.add_scaled(single.params, single.gradient_of_J(scaling), -step)
             if paired.params:
                 curvature += self._measure(paired, step, scaling, valid).to(curvature.device)
-                measured.update(paired.params)
+                measured.update(map(id, paired.states))
         curvature += self._measure_the_rest(measured, valid)
         self._tune(curvature, valid)
         self.cancel()
         if first["gamma"].device.type == "cpu":
             self._warn_if_stuck()
 
-    def _measure(self, bucket: "_Bucket", step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
-        """The second half step of a bucket's parameters, which have g0, and their share of the running sum of dg along dtheta."""
+    def _measure(self, bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
+        """The second half step of a bucket's parameters, which have g0, and their share of <G, dtheta>."""
         group, params = bucket.group, bucket.params
-        states = [self.state[p] for p in params]
-        g0, G = [state["g0"] for state in states], [state["G"] for state in states]
-        beta = group["beta"]
+        g0, G = ([state[name] for state in bucket.states] for name in ("g0", "G"))
         if bucket.in_chunks:
-            share = flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, beta, group["weight_decay"])
+            share = flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"])
             return -share * group["moved"]
-        valid = None if valid is None else valid.to(params[0].device)
+        valid = None if valid is None else valid.to(bucket.device)
         grads = bucket.gradient_of_J(scaling)
-        if _is_low_precision(params[0]):
-            displacement = [state["displacement"] for state in states]
-            return flat.second_pass(params, grads, g0, G, displacement, step, beta, valid)
-        share = flat.second_pass(params, grads, g0, G, g0, step, beta, valid)
-        return -share * group["moved"].to(share.device)
+        if bucket.is_low_precision:
+            displacement = [state["displacement"] for state in bucket.states]
+            return flat.second_pass(params, grads, g0, G, displacement, step, group["beta"], valid)
+        share = flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid)
+        return -share * group["moved"].to(bucket.device)
 
-    def _measure_the_rest(self, measured: set[Tensor], valid: Tensor | None) -> Tensor:
+    def _measure_the_rest(self, measured: set[int], valid: Tensor | None) -> Tensor:
         """The same for parameters that lack a gradient: dg is zero, so their part of G fades."""
         first = self.param_groups[0]
         curvature = torch.zeros_like(first["gamma"])
+        if len(measured) == len(self.state):
+            return curvature
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state.get(p)
-                if not state or p in measured:
+                if not state or id(state) in measured:
                     continue
-                flat.fade([state["G"]], first["beta"], None if valid is None else valid.to(p.device))
+                flat.fade(state["G"], first["beta"], None if valid is None else valid.to(p.device))
                 if state["held"]:
-                    displacement = state["displacement"] if _is_low_precision(p) else state["g0"] * -group["moved"].to(p.device)
+                    displacement = state["displacement"] if is_low_precision(p) else state["g0"] * -group["moved"].to(p.device)
                     curvature += flat.inner([state["G"]], [displacement]).to(curvature.device)
         return curvature
 
@@ -528,10 +532,10 @@ class StepTunedSGD(Optimizer):
                 group.update({name: first[name] for name in SCALARS})
                 group.update(step=group["step"].to(home), moved=group["moved"].to(home))
 
-    def _gather(self, scaling: Scaling | None) -> list["_Bucket"]:
+    def _gather(self, scaling: Scaling | None) -> list[Bucket]:
         """The parameters that have a gradient, in lists of one group, device, precision and way to work."""
-        full: list[_Bucket] = []
-        open_: dict[Any, _Bucket] = {}
+        full: list[Bucket] = []
+        filling: dict[Any, Bucket] = {}
         for i, group in enumerate(self.param_groups):
             plain = scaling is None and not group["maximize"] and group["foreach"] is not True
             for p in group["params"]:
@@ -542,24 +546,22 @@ class StepTunedSGD(Optimizer):
                     raise RuntimeError("StepTunedSGD does not support sparse gradients: make the layer's gradients dense")
                 if g.is_complex():
                     raise RuntimeError("StepTunedSGD does not support complex parameters: optimise torch.view_as_real(p) instead")
-                if _is_low_precision(p):
-                    self._warn_low_precision(p.dtype)
-                in_chunks = plain and self._fits_chunks(p, g)
+                state = self.state.get(p, {})
+                in_chunks = plain and p.numel() >= LARGE and _fits_chunks(p, g, state)
                 key = (i, p.device, p.dtype, in_chunks)
-                bucket = open_.setdefault(key, _Bucket(group, in_chunks))
-                bucket.add(p, g)
+                if key not in filling:
+                    filling[key] = Bucket(group, in_chunks)
+                bucket = filling[key]
+                bucket.add(p, g, state)
                 if group["foreach"] is False or bucket.size >= FULL:
-                    full.append(open_.pop(key))
-        return [*full, *open_.values()]
+                    full.append(filling.pop(key))
+        buckets = [*full, *filling.values()]
+        for bucket in buckets:
+            if bucket.is_low_precision:
+                self._warn_low_precision(bucket.params[0].dtype)
+        return buckets
 
-    def _fits_chunks(self, p: Tensor, g: Tensor) -> bool:
-        if p.numel() < LARGE or p.device.type != "cpu" or p.dtype != g.dtype or p.dtype != _precision(p):
-            return False
-        state = self.state.get(p)
-        mates = [t for t in (state["G"], state["g0"]) if t is not None] if state else []
-        return type(p) in (Tensor, torch.nn.Parameter) and flat.same_layout(p, g, *mates)
-
-    def _clip_coefficient(self, buckets: list["_Bucket"], scaling: Scaling | None) -> Tensor | float:
+    def _clip_coefficient(self, buckets: list[Bucket], scaling: Scaling | None) -> Tensor | float:
         limit = self.param_groups[0]["max_grad_norm"]
         if limit is None or not buckets:
             return 1.0
@@ -595,52 +597,16 @@ class HalfStep:
             self._optimizer._first(scaling)
 
 
-@dataclass
-class _Bucket:
-    """Parameters of one group, device and precision that are worked on together, and their gradients."""
-
-    group: dict[str, Any]
-    in_chunks: bool
-    params: list[Tensor] = field(default_factory=list)
-    grads: list[Tensor] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, p: Tensor, g: Tensor) -> None:
-        self.params.append(p)
-        self.grads.append(g)
-        self.size += p.numel()
-
-    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self.params, self.grads, strict=True)
-
-    def split(self, chosen: Callable[[Tensor], bool]) -> tuple["_Bucket", "_Bucket"]:
-        """The chosen parameters and the others."""
-        parts = _Bucket(self.group, self.in_chunks), _Bucket(self.group, self.in_chunks)
-        for p, g in self.pairs():
-            parts[0 if chosen(p) else 1].add(p, g)
-        return parts
-
-    def gradient_of_J(self, scaling: Scaling | None) -> list[Tensor]:
-        """The gradients unscaled, signed, with weight decay, zero in a pass that overflowed. Themselves, where nothing is to do."""
-        group, params, grads = self.group, self.params, self.grads
-        precision, device = _precision(params[0]), params[0].device
-        if any(g.dtype != precision for g in grads):
-            grads = [g.to(precision) for g in grads]
-        if scaling is not None and scaling.inverse is not None:
-            grads = list(torch._foreach_mul(grads, scaling.inverse.to(device, precision)))
-        if group["maximize"]:
-            grads = list(torch._foreach_neg(grads))
-        if group["weight_decay"]:
-            grads = [g.add(p, alpha=group["weight_decay"]) for g, p in zip(grads, params, strict=True)]
-        if scaling is not None:
-            overflow = scaling.found_inf.to(device) != 0
-            grads = [torch.where(overflow, 0.0, g) for g in grads]
-        return grads
+def _fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
+    """Whether this parameter can be worked on in chunks of flat memory."""
+    if p.device.type != "cpu" or p.dtype != g.dtype or is_low_precision(p) or type(p) not in (Tensor, torch.nn.Parameter):
+        return False
+    return flat.same_layout(p, g, *(state[name] for name in ("G", "g0") if state and state[name] is not None))
 
 
 def _fresh_state(p: Tensor) -> dict[str, Any]:
-    state = {"G": torch.zeros_like(p, dtype=_precision(p), requires_grad=False), "g0": None, "held": 0}
-    return state | {"displacement": None} if _is_low_precision(p) else state
+    state = {"G": torch.zeros_like(p, dtype=precision(p), requires_grad=False), "g0": None, "held": 0}
+    return state | {"displacement": None} if is_low_precision(p) else state
 
 
 def _fresh_scalars(device: torch.device) -> dict[str, Tensor]:
@@ -655,17 +621,3 @@ def _fresh_scalars(device: torch.device) -> dict[str, Tensor]:
         "tally": none.repeat(4),  # iterations with negative curvature, at the lower bound, at the upper bound, ignored
         "streak": none.clone(),  # iterations in a row at the upper bound; negative: at the lower bound
     }
-
-
-def _precision(p: Tensor) -> torch.dtype:
-    """That of G and of inner products: float32 or better."""
-    return torch.float64 if p.dtype == torch.float64 else torch.float32
-
-
-def _is_low_precision(p: Tensor) -> bool:
-    return p.dtype != _precision(p)
-
-
-def _owns_memory(g: Tensor) -> bool:
-    """Whether no one else writes where this gradient lies, as DDP does into its buckets, of which gradients can be views."""
-    return not g._is_view() and g.untyped_storage().nbytes() == g.numel() * g.element_size()
