@@ -6,7 +6,7 @@ READY := .venv/ready
 .PHONY: demo test lint bench clean
 
 demo: $(READY)
-	$(BIN)/python examples/curvature_on_digits.py
+	$(BIN)/python examples/digits.py
 
 test: $(READY)
 	$(BIN)/python -m pytest

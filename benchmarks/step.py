@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def resnet20() -> list[tuple[int, ...]]:
 def autoencoder() -> list[tuple[int, ...]]:
     """784-1000-500-250-30 and back: 2,837,314 elements in 16 tensors."""
     widths = [784, 1000, 500, 250, 30, 250, 500, 1000, 784]
-    return [shape for a, b in zip(widths, widths[1:], strict=False) for shape in ((b, a), (b,))]
+    return [shape for a, b in pairwise(widths) for shape in ((b, a), (b,))]
 
 
 def about_25_million() -> list[tuple[int, ...]]:
@@ -97,6 +98,9 @@ def measure_time(name: str, rounds: int) -> dict[str, list[float]]:
 def measure_memory(name: str, method: str) -> None:
     """Print the peak beyond parameters and gradients; for a process of its own."""
     params = parameters(name)
+    iteration(
+        METHODS[method](tiny := [torch.ones(1, requires_grad=True)]), tiny, [[torch.ones(1)], [torch.ones(1)]]
+    )  # load what is lazy
     size = sum(p.numel() * p.element_size() for p in params)
     opt = METHODS[method](params)
 
