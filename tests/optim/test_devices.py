@@ -164,6 +164,18 @@ def test_every_scheduler_of_torch_drives_the_step(name, as_tensor):
     assert float(opt.param_groups[0]["lr"]) == pytest.approx(float(sgd.param_groups[0]["lr"]))
 
 
+def test_long_lists_are_worked_on_in_parts(monkeypatch):
+    model, opt = make(foreach=True)
+    expected = train(model, opt)
+    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.FULL", 20)
+    lengths = []
+    first_pass = flat.first_pass
+    monkeypatch.setattr(flat, "first_pass", lambda params, *rest: lengths.append(len(params)) or first_pass(params, *rest))
+    model, opt = make(foreach=True)
+    torch.testing.assert_close(train(model, opt), expected, rtol=1e-10, atol=1e-12)
+    assert lengths[:3] == [1, 2, 1]  # 45, 9 + 18, 2 elements
+
+
 def test_a_tensor_lr_gives_the_same_as_a_float():
     model, opt = make()
     expected = train(model, opt)

@@ -3,10 +3,11 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
-from steptuned import ArmijoGD, BarzilaiBorweinGD, ExactGV, StepTunedGD, StepTunedSGD, StochasticGV
+from steptuned import ArmijoGD, BarzilaiBorweinGD, ExactGV, ExpectedGV, StepTunedGD, StepTunedSGD, StochasticGV
 from steptuned.optim import step_tuned_sgd
 
 
@@ -31,15 +32,20 @@ def run(opt, theta, iterations, curvature=1.0):
 
 @pytest.mark.parametrize(
     ("curvature", "message"),
-    [(100.0, r"lower bound 0\.5 for \d+ iterations.*lower lr"), (1e-3, r"upper bound 2\.0 for \d+ iterations.*raise lr")],
+    [
+        (100.0, r"lower bound 0\.5 for \d+ iterations.*lower lr"),
+        (1e-3, r"upper bound 2\.0 for \d+ iterations.*raise lr"),
+        (-1.0, r"upper bound 2\.0 for \d+ iterations.*curvature is negative.*lower nu"),
+    ],
 )
 def test_gamma_stuck_at_a_bound_is_warned_about_once_with_the_knob_to_turn(curvature, message, monkeypatch):
     monkeypatch.setattr(step_tuned_sgd, "STUCK", 20)
-    theta = torch.ones(2, requires_grad=True)
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-6)
     run(opt, theta, 19, curvature)
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(UserWarning, match=message) as caught:
         run(opt, theta, 1, curvature)
+    assert caught[0].filename == __file__, "the warning points at the user's code"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(opt, theta, 30, curvature)
@@ -70,7 +76,7 @@ def test_gamma_that_leaves_a_bound_now_and_then_is_not_stuck(monkeypatch):
 
 
 GOOD = {
-    "lr": [0.0, 1, 0.5, torch.tensor(0.1)],
+    "lr": [0.0, 1, 0.5, torch.tensor(0.1), torch.tensor([0.1]), np.float32(0.1)],
     "nu": [0.1, 2],
     "beta": [0.0, 0.999],
     "bounds": [(0.5, 2.0), (1, 1), [0.1, 3]],
@@ -83,7 +89,7 @@ GOOD = {
     "replay_rng": [False],
 }
 BAD = {
-    "lr": [-0.1, math.nan, math.inf, "0.1", torch.ones(2), None],
+    "lr": [-0.1, math.nan, math.inf, "0.1", torch.ones(2), None, torch.tensor(-1.0)],
     "nu": [0.0, -1.0, math.inf, math.nan],
     "beta": [-0.1, 1.0, math.nan],
     "bounds": [(0.0, 2.0), (2.0, 0.5), (0.5, math.inf), (0.5,), (math.nan, 1.0), 5],
@@ -100,8 +106,11 @@ BAD = {
 @pytest.mark.filterwarnings("ignore:nu=")
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GOOD.items() for value in values])
 def test_valid_arguments_are_taken(name, value):
-    opt = StepTunedSGD([torch.ones(2, requires_grad=True)], **{name: value})
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([theta], **{name: value})
     assert name in opt.param_groups[0]
+    run(opt, theta, 1)
+    assert opt.stats().iterations == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
@@ -118,6 +127,12 @@ def test_the_options_of_a_group_are_validated_too():
         StepTunedSGD([{"params": [a]}, {"params": [b], "weight_decay": -1}])
     with pytest.raises(ValueError, match=r"beta must be the same for all parameter groups.*got 0\.5 after 0\.9"):
         StepTunedSGD([{"params": [a]}, {"params": [b], "beta": 0.5}])
+
+
+def test_the_bounds_of_a_group_may_be_a_list():
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([{"params": [a]}, {"params": [b], "bounds": [0.5, 2.0]}])
+    assert opt.param_groups[1]["bounds"] == (0.5, 2.0)
 
 
 def test_nu_outside_the_bounds_is_clipped_with_a_warning():
@@ -143,6 +158,61 @@ def test_nu_outside_the_bounds_is_clipped_with_a_warning():
 def test_the_companions_validate_their_arguments(make, name):
     with pytest.raises(ValueError, match=f"^{name} must be"):
         make([torch.ones(2, requires_grad=True)])
+
+
+def test_a_companion_refuses_a_group_whose_shared_options_differ():
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match="bounds must be the same for all parameter groups"):
+        StochasticGV([{"params": [a]}, {"params": [b], "bounds": (7.0, 8.0)}])
+    with pytest.raises(ValueError, match="nu must be positive"):
+        StochasticGV([{"params": [a]}, {"params": [b], "nu": -3}])
+
+
+@pytest.mark.parametrize("cls", [StepTunedGD, StochasticGV, ExactGV, ExpectedGV])
+def test_a_companion_takes_a_group_added_later(cls):
+    a, b = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    params = [a]
+    ask = (lambda: [p.detach() for p in params],) if cls in (ExactGV, ExpectedGV) else ()
+    opt = cls([a], *ask, lr=0.1)
+    for k in range(4):
+        if k == 2:
+            params.append(b)
+            opt.add_param_group({"params": [b], "lr": 0.2})
+        for p in params:
+            p.grad = p.detach().clone()
+        opt.step()
+    assert b[0] < 1
+    assert torch.isfinite(opt.gamma)
+
+
+def test_one_gradient_that_is_not_finite_does_not_poison_a_companion():
+    theta = torch.ones(2, requires_grad=True)
+    opt = StochasticGV([theta], lr=0.1)
+    for k in range(6):
+        theta.grad = theta.detach() * (torch.inf if k == 2 else 1.0)
+        opt.step()
+        if k == 2:
+            theta.data.fill_(0.5)
+    assert torch.isfinite(theta).all()
+    assert torch.isfinite(opt.gamma)
+
+
+def test_armijo_puts_the_parameters_back_when_a_trial_fails():
+    theta = torch.tensor([1.0, 2.0], requires_grad=True)
+    opt = ArmijoGD([theta], lr=10.0)
+
+    def closure():
+        opt.zero_grad()
+        loss = theta.square().sum()
+        loss.backward()
+        return loss
+
+    def value():
+        raise KeyError("no memory")
+
+    with pytest.raises(KeyError):
+        opt.step(closure, value)
+    assert theta.tolist() == [1.0, 2.0]
 
 
 def test_a_vector_of_the_wrong_shape_is_named():

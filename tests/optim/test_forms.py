@@ -10,6 +10,7 @@ from torch import nn
 import steptuned
 from compare import same
 from steptuned import StepTunedSGD
+from steptuned.replay import Replay
 
 
 def dropout_network():
@@ -151,6 +152,29 @@ def test_replay_leaves_the_random_stream_where_one_pass_leaves_it():
     assert torch.equal(torch.rand(4), expected)
 
 
+def test_replay_remembers_every_device_of_the_parameters(monkeypatch):
+    """There is no accelerator here, so a device that only keeps books stands in for one."""
+
+    class Books:
+        state = torch.tensor([7], dtype=torch.uint8)
+
+        @classmethod
+        def get_rng_state(cls, device):
+            return cls.state
+
+        @classmethod
+        def set_rng_state(cls, state, device):
+            cls.state = state
+
+    original = torch.get_device_module
+    monkeypatch.setattr(torch, "get_device_module", lambda d: Books if torch.device(d).type == "xpu" else original(d))
+    noise = Replay([torch.device("cpu"), torch.device("xpu", 1)])
+    Books.state = torch.tensor([9], dtype=torch.uint8)
+    noise.rewind()
+    assert Books.state.item() == 7
+    assert noise.state_dict().keys() == {"cpu", "xpu:1"}
+
+
 def test_replay_state_goes_through_a_checkpoint(tmp_path):
     noise = steptuned.replay()
     expected = torch.rand(4)
@@ -192,6 +216,14 @@ def test_step_without_a_half_step_is_an_error_that_names_the_way_out():
     refused(opt, model, re.escape("call opt.half_step() between"), opt.step)
 
 
+def test_a_half_step_without_a_backward_is_an_error():
+    model = dropout_network()
+    opt = StepTunedSGD(model.parameters(), lr=0.1)
+    refused(opt, model, "run the first backward", opt.half_step)
+    with pytest.raises(RuntimeError, match="run the first backward"):
+        opt.step(lambda: criterion(model, *batches(1)[0]))  # a closure that forgets to back-propagate
+
+
 def test_two_half_steps_in_a_row_are_an_error_that_names_cancel(pending):
     model, opt, x, y = pending
     criterion(model, x, y).backward()
@@ -199,8 +231,12 @@ def test_two_half_steps_in_a_row_are_an_error_that_names_cancel(pending):
 
 
 def test_a_closure_while_a_half_step_is_pending_is_an_error_that_names_cancel(pending):
-    model, opt, x, y = pending
-    refused(opt, model, re.escape("opt.cancel()"), lambda: with_closure(model, opt, x, y))
+    model, opt, *_ = pending
+    called = []
+    refused(
+        opt, model, re.escape("step(closure) while a half step is pending") + ".*cancel", lambda: opt.step(lambda: called.append(1))
+    )
+    assert not called
 
 
 def test_passes_while_a_half_step_is_pending_is_an_error_that_names_cancel(pending):

@@ -1,16 +1,23 @@
 """What goes wrong in real training: clipping, gradients that are not finite or change under our hands, zero displacement."""
 
+import copy
+import gc
 import tempfile
+import warnings
+import weakref
 from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from compare import same
 from steptuned import StepTunedSGD
+from steptuned.optim import flat
 
 
 def quadratic(n=20, seed=0):
@@ -121,6 +128,31 @@ def test_one_gradient_that_is_not_finite_does_not_poison_what_follows(bad, where
 
 
 @pytest.mark.parametrize("how", ["lists", "in chunks"])
+@pytest.mark.parametrize("spike", [[1e15, torch.inf], [1e22, 1e22]], ids=["beside an infinite one", "whose square overflows"])
+def test_a_measurement_that_is_ignored_leaves_nothing_in_G(how, spike, monkeypatch):
+    """Also not the huge, finite part of it, which would rule G for hundreds of iterations."""
+    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", 1 if how == "in chunks" else 1 << 30)
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1, beta=0.9)
+    for k in range(10):
+        for i in opt.passes():
+            theta.grad = torch.tensor(spike) if k == 5 and i == 1 else theta.detach().clone()
+        with torch.no_grad():
+            theta.fill_(1.0)
+    assert opt.stats().ignored == 1
+    assert opt.state[theta]["G"].abs().max() < 1
+
+
+def test_a_displacement_too_long_to_be_squared_is_ignored():
+    theta = torch.zeros(2, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1.0, beta=0.0)
+    for _ in opt.passes():
+        theta.grad = torch.full((2,), 1e25)  # dg is zero; |dtheta|^2 is infinite in float32
+    assert opt.stats().ignored == 1
+    assert opt.gamma == 1.0
+
+
+@pytest.mark.parametrize("how", ["lists", "in chunks"])
 @pytest.mark.parametrize("cause", ["lr 0", "zero gradient"])
 def test_a_zero_displacement_is_no_division_by_zero(how, cause, monkeypatch):
     monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", 1 if how == "in chunks" else 1 << 30)
@@ -224,6 +256,82 @@ def test_a_first_gradient_written_over_in_place_is_noticed(size):
         theta.grad = torch.ones(size)
 
 
+def test_a_gradient_that_is_a_part_of_something_larger_is_copied():
+    flat = torch.ones(12)
+    theta = torch.ones(4, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1, beta=0.0)
+    for i in opt.passes():
+        theta.grad = torch.empty(0).set_(flat.untyped_storage(), 4, (4,))  # no view for autograd, but not alone in its memory
+        flat.fill_(1.0 + i)
+    theta.grad = torch.empty(0).set_(flat.untyped_storage(), 4, (4,))
+    opt.half_step()
+    held = opt.state[theta]["g0"]
+    flat.fill_(50.0)
+    assert held.tolist() == [2.0] * 4
+
+
+def test_a_graph_that_create_graph_leaves_on_a_gradient_is_not_kept():
+    theta = torch.ones(3, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of reference cycles
+        (theta**3).sum().backward(create_graph=True)
+    opt.half_step()
+    assert not opt.state[theta]["g0"].requires_grad
+    copy.deepcopy(opt.state_dict())
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_an_error_in_the_middle_of_a_pass_leaves_nothing_pending_and_pairs_nothing(half, monkeypatch):
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([{"params": [a]}, {"params": [b]}], lr=0.1, beta=0.0)
+    if not half:
+        a.grad, b.grad = torch.ones(2), torch.ones(2)
+        opt.half_step()
+    a.grad, b.grad = torch.ones(2), torch.ones(2)
+    name = "first_pass" if half else "second_pass"
+    original, calls = getattr(flat, name), []
+
+    def failing(*args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flat, name, failing)
+        with pytest.raises(MemoryError):
+            opt.half_step() if half else opt.step()
+    assert not opt.param_groups[0]["pending"]
+    assert all(state["g0"] is None and not state["held"] for state in opt.state.values())
+    assert opt.stats().iterations == 0
+    for i in opt.passes():
+        a.grad, b.grad = (None, torch.ones(2)) if i == 0 else (torch.full((2,), 9.0), torch.ones(2))
+    assert opt.state[a]["G"].tolist() == [0.0, 0.0] if a in opt.state else True
+
+
+def test_sharded_parameters_are_refused_in_one_sentence(process_group):
+    mesh = init_device_mesh("cpu", (1,))
+    model = nn.Linear(4, 2)
+    fully_shard(model, mesh=mesh)
+    opt = StepTunedSGD(model.parameters(), lr=0.1)
+    model(torch.ones(3, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="does not support sharded parameters"):
+        opt.half_step()
+
+
+def test_an_optimizer_that_is_dropped_is_gone_at_once():
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1)
+    there = weakref.ref(opt)
+    gc.disable()
+    try:
+        del opt
+        assert there() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 0.1}, {"maximize": True}, {"foreach": True}])
 @pytest.mark.parametrize("size", [10, 1 << 16])
 def test_the_values_of_a_gradient_are_never_changed(options, size):
@@ -258,5 +366,5 @@ def test_g0_is_held_by_reference_where_that_is_safe():
     opt = StepTunedSGD([theta], lr=0.1)
     theta.grad = g = torch.ones(1 << 16)
     opt.half_step()
-    assert opt.state[theta]["g0"] is g
+    assert opt.state[theta]["g0"].data_ptr() == g.data_ptr()
     assert theta.grad is None

@@ -201,6 +201,77 @@ def test_a_step_with_lr_zero_is_not_mistaken_for_the_initialiser_once_there_is_a
         opt.step()
 
 
+@pytest.mark.parametrize("way", ["torch.save", "deepcopy", "pickle"])
+def test_a_group_can_be_added_after_a_restart(way):
+    run = make()
+    passes(*run, 0, 4)
+    model, opt = WAYS[way](*run)
+    extra = torch.ones(3, requires_grad=True)
+    opt.add_param_group({"params": [extra]})
+    for i in range(2):
+        opt.zero_grad()
+        (loss(model, 9) + extra.square().sum()).backward()
+        opt.step() if i else opt.half_step()
+    assert extra[0] < 1
+    assert opt.stats().iterations == 3
+    assert all(g["gamma"] is opt.param_groups[0]["gamma"] for g in opt.param_groups)
+
+
+def test_after_loading_the_groups_share_one_gamma_again():
+    run = make()
+    passes(*run, 0, 4)
+    saved = run[1].state_dict()
+    # as a distributed checkpoint brings them: every group with tensors of its own
+    saved["param_groups"] = [copy.deepcopy(group) for group in saved["param_groups"]]
+    _, other = make()
+    other.load_state_dict(saved)
+    assert all(other.param_groups[1][name] is other.param_groups[0][name] for name in ("gamma", "k", "tally", "square"))
+
+
+def test_a_state_loaded_between_the_passes_replaces_the_pending_one():
+    run, other = make(), make()
+    passes(*run, 0, 7)
+    passes(*other, 0, 3)
+    other[1].load_state_dict(copy.deepcopy(run[1].state_dict()))
+    other[0].load_state_dict(run[0].state_dict())
+    for state in other[1].state.values():
+        state["g0"].add_(0)  # moves the version of every tensor that could still be watched
+    passes(*other, 7, 12)
+    passes(*run, 7, 12)
+    assert_same_run(run, other)
+
+
+def test_an_older_state_without_an_option_takes_the_default():
+    run = make()
+    passes(*run, 0, 4)
+    saved = copy.deepcopy(run[1].state_dict())
+    for group in saved["param_groups"]:
+        del group["replay_rng"]
+    _, other = make()
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["replay_rng"] is True
+
+
+def test_a_model_made_double_in_mid_run_goes_on():
+    model, opt = make()
+    passes(model, opt, 0, 4)
+    model.double()
+    passes(model, opt, 4, 8)
+    assert opt.stats().iterations == 4
+    assert all(state["G"].dtype == torch.float64 for state in opt.state.values())
+
+
+def test_a_state_dict_can_be_taken_before_a_lazy_layer_knows_its_shape():
+    opt = StepTunedSGD(nn.LazyLinear(3).parameters(), lr=0.1)
+    assert opt.state_dict()["state"] == {}
+
+
+def test_frozen_parameters_have_no_state():
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2)
+    opt = StepTunedSGD([a, b], lr=0.1)
+    assert list(opt.state_dict()["state"]) == [0]
+
+
 def test_hooks_of_state_dict_and_load_see_the_whole_state():
     model, opt = make()
     passes(model, opt, 0, 3)

@@ -1,14 +1,19 @@
-"""What the optimizers' arguments may be, and the sentence that says so."""
+"""What the optimizers' arguments may be, and the sentences that say so."""
 
 import math
-from collections.abc import Callable
+import numbers
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _non_negative(value: Any) -> bool:
@@ -20,7 +25,10 @@ def _positive(value: Any) -> bool:
 
 
 def _lr(value: Any) -> bool:
-    return value.numel() == 1 and not value.is_complex() if isinstance(value, Tensor) else _non_negative(value)
+    if not isinstance(value, Tensor):
+        return _non_negative(value)
+    # The value of a tensor on an accelerator is not looked at.
+    return value.numel() == 1 and not value.is_complex() and (value.device.type != "cpu" or _non_negative(value.item()))
 
 
 def _bounds(value: Any) -> bool:
@@ -28,7 +36,7 @@ def _bounds(value: Any) -> bool:
 
 
 VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "lr": (_lr, "a finite number at least 0, or a tensor of one element"),
+    "lr": (_lr, "a finite number at least 0, or a tensor of one such number"),
     "nu": (_positive, "positive and finite"),
     "beta": (lambda v: _number(v) and 0 <= v < 1, "in [0, 1)"),
     "bounds": (_bounds, "two finite numbers (m, M) with 0 < m <= M"),
@@ -52,3 +60,29 @@ def check(**arguments: Any) -> None:
         valid, what = VALID[name]
         if not valid(value):
             raise ValueError(f"{name} must be {what}, got {value!r}")
+
+
+def check_group(group: Any, optimizer: torch.optim.Optimizer, shared: Iterable[str]) -> None:
+    """Check the options of a parameter group that is about to be added; the shared ones must agree with those of the first."""
+    if not isinstance(group, dict):
+        return  # torch says so
+    if isinstance(group.get("bounds"), list):
+        group["bounds"] = tuple(group["bounds"])
+    options = {name: group.get(name, default) for name, default in optimizer.defaults.items() if name in VALID}
+    check(**options)
+    if optimizer.param_groups:
+        for name in shared:
+            if options[name] != optimizer.param_groups[0][name]:
+                raise ValueError(
+                    f"{name} must be the same for all parameter groups, as gamma is one number for all of them: "
+                    f"got {options[name]} after {optimizer.param_groups[0][name]}"
+                )
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's code, however deep in torch and here the warning arises."""
+    inner = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and (frame.f_code.co_filename.startswith(inner) or "contextlib" in frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

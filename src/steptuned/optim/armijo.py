@@ -67,17 +67,19 @@ class ArmijoGD(Optimizer):
         first["evaluations"] += 1
         first["scale"] = 0.0
         scale = 1.0
-        for _ in range(first["max_backtracks"] + 1):
-            for p, theta, lr, g in moves:
-                p.copy_(theta - scale * lr * g)
-            first["evaluations"] += 1
-            if self._evaluate(closure, value) <= start - first["slope"] * scale * promised:
-                first["scale"] = scale
-                break
-            scale *= first["shrink"]
-        else:
-            for p, theta, _, _ in moves:
-                p.copy_(theta)
+        try:
+            for _ in range(first["max_backtracks"] + 1):
+                for p, theta, lr, g in moves:
+                    p.copy_(theta - scale * lr * g)
+                first["evaluations"] += 1
+                if self._evaluate(closure, value) <= start - first["slope"] * scale * promised:
+                    first["scale"] = scale
+                    break
+                scale *= first["shrink"]
+        finally:
+            if not first["scale"]:  # no trial was good enough, or one failed
+                for p, theta, _, _ in moves:
+                    p.copy_(theta)
         for p, _, _, g in moves:
             p.grad = g
         return loss

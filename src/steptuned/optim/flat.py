@@ -35,8 +35,8 @@ def second_pass(
 ) -> Tensor:
     """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (1 - beta) (g1 - g0). Returns <G_k, direction>.
 
-    Elements of g1 - g0 that are not finite count as zero in G, and make the inner product nan. Where ``valid``, a 0-d truth
-    value, is given and false, G stays as it was.
+    Where g1 - g0 is not finite, or too large for its square to be, it counts as zero in G, and the inner product is nan. Where
+    ``valid``, a 0-d truth value, is given and false, G stays as it was.
     """
     dg = torch._foreach_sub(grads, g0)
     add_scaled(params, grads, -step)
@@ -44,6 +44,7 @@ def second_pass(
     if not _on_host(dg) or not finite:
         for d in dg:
             d.nan_to_num_(0.0, 0.0, 0.0)
+        torch._foreach_mul_(dg, finite.to(dg[0].dtype))
     if valid is None:
         torch._foreach_lerp_(G, dg, 1 - beta)
     else:
@@ -84,8 +85,8 @@ def second_pass_in_chunks(
                 g1_ = torch.add(g1_, p_, alpha=weight_decay, out=scratch[0, : len(p_)])
             dg = torch.sub(g1_, g0_, out=scratch[1, : len(p_)])
             p_.add_(g1_, alpha=alpha)
-            if not math.isfinite(torch.dot(dg, g0_).item()):
-                dg.nan_to_num_(0.0, 0.0, 0.0)
+            if not math.isfinite(torch.dot(dg, dg).item()):
+                dg.zero_()
                 total = math.nan
             total += torch.dot(G_.lerp_(dg, 1 - beta), g0_).item()
     return torch.tensor(total, dtype=torch.float64)

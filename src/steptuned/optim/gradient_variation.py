@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steptuned import rule
-from steptuned.optim.arguments import check
+from steptuned.optim.arguments import check, check_group
 
 Vector = Sequence[Tensor]
 """A vector of the parameter space: one tensor for each parameter, in their order."""
@@ -21,7 +21,7 @@ class GradientVariation(Optimizer):
     Iteration k measures :math:`\gamma_k = |\Delta\theta_k|^2 / \langle G_k, \Delta\theta_k \rangle` with
     :math:`\Delta\theta_k = \theta_k - \theta_{k-1}`; the first has :math:`\gamma_0 = 1`. A subclass says what :math:`G_k` is,
     and what becomes of the quotient. One back-propagation an iteration, used as any torch optimizer. A parameter without a
-    gradient has a zero gradient.
+    gradient has a zero gradient. A measurement that is not finite is ignored, and gamma kept.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
@@ -29,6 +29,11 @@ class GradientVariation(Optimizer):
         super().__init__(params, defaults)
         gamma = torch.ones((), dtype=torch.float64)
         self.param_groups[0].update(k=0, gamma=gamma, curvature=torch.full_like(gamma, torch.nan))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which may have its own ``lr``; its parameters have not moved yet."""
+        check_group(param_group, self, self.defaults.keys() & {"nu", "bounds", "delta"})
+        super().add_param_group(param_group)
 
     @property
     def gamma(self) -> Tensor:
@@ -64,7 +69,8 @@ class GradientVariation(Optimizer):
             displacement = [self.state[p]["displacement"] for p in params]
             variation = self._variation(observed, [self.state[p]["observed"] for p in params])
             square, curvature = _inner(displacement, displacement), _inner(variation, displacement)
-            first["gamma"], first["curvature"] = self._gamma(square, curvature), curvature
+            if torch.isfinite(square) and torch.isfinite(curvature):
+                first["gamma"], first["curvature"] = self._gamma(square, curvature), curvature
         decay = self._decay(first["k"])
         for group in self.param_groups:
             group["step"] = group["lr"] * decay * first["gamma"]
@@ -181,8 +187,8 @@ class ExpectedGV(_Asking):
         super().__init__(params, expectation, **options)
 
     def _variation(self, observed: Vector, before: Vector) -> Vector:
-        steps = [group["step"] for group in self.param_groups for _ in group["params"]]
-        return [-step.to(C.device) * C for step, C in zip(steps, before, strict=True)]
+        steps = [group.get("step", 0.0) for group in self.param_groups for _ in group["params"]]
+        return [-step * C for step, C in zip(steps, before, strict=True)]
 
 
 def _inner(xs: Vector, ys: Vector) -> Tensor:

@@ -29,13 +29,48 @@ def road(scaling: Scaling | None) -> str:
     return "scaled" if scaling.inverse is not None else "unscaled"
 
 
+class FromScaler:
+    """An attribute that a GradScaler sets before a step and deletes after it.
+
+    What it sets is there for one step, and for that step only: after an error the scaler does not come to delete it, and would
+    multiply its next scale with the old one.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._slot = f"_scaler_{name}"
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__[self._slot] = value
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        raise AttributeError("set by a GradScaler, and not to be read again")
+
+    def __delete__(self, instance: Any) -> None:
+        instance.__dict__.pop(self._slot, None)
+
+    def take(self, instance: Any) -> Any:
+        return instance.__dict__.pop(self._slot, None)
+
+
+class Scalable:
+    """What makes a GradScaler leave unscaling to the optimizer."""
+
+    _step_supports_amp_scaling = True
+    grad_scale = FromScaler()
+    found_inf = FromScaler()
+
+
+def take_scaling(owner: Scalable) -> Scaling | None:
+    """The scaling of this step, for once."""
+    scale, found_inf = (vars(Scalable)[name].take(owner) for name in ("grad_scale", "found_inf"))
+    return None if found_inf is None else Scaling(None if scale is None else scale.reciprocal(), found_inf)
+
+
 @contextmanager
-def scaling_of(owner: Any) -> Iterator[Scaling | None]:
-    """The scaling of this step. After an error nothing of it may stay behind, or it would scale the next one."""
-    scale, found_inf = getattr(owner, "grad_scale", None), getattr(owner, "found_inf", None)
+def all_or_nothing(cancel: Any) -> Iterator[None]:
+    """What fails in the middle of moving the parameters leaves no half step behind that could be paired with another."""
     try:
-        yield None if found_inf is None else Scaling(None if scale is None else scale.reciprocal(), found_inf)
+        yield
     except BaseException:
-        for name in ("grad_scale", "found_inf"):
-            owner.__dict__.pop(name, None)
+        cancel()
         raise

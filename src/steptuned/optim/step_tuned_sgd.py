@@ -1,21 +1,22 @@
 """Algorithm 2 of the paper: Step-Tuned SGD."""
 
-import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steptuned import rule
 from steptuned.optim import flat
-from steptuned.optim.arguments import check
+from steptuned.optim.arguments import VALID, check, check_group, warn
 from steptuned.optim.bucket import Bucket, is_low_precision, owns_memory, precision
-from steptuned.optim.scaling import ROADS, Scaling, road, scaling_of
+from steptuned.optim.scaling import ROADS, Scalable, Scaling, all_or_nothing, road, take_scaling
 from steptuned.replay import replay
 
 LARGE = 1 << 16
@@ -49,7 +50,7 @@ class Stats(NamedTuple):
     """Measurements ignored because a gradient was not finite."""
 
 
-class StepTunedSGD(Optimizer):
+class StepTunedSGD(Scalable, Optimizer):
     r"""SGD with a step tuned by curvature, which a second pass over the same mini-batch shows.
 
     For mini-batches :math:`B_0, B_1, \dots`, from :math:`G_{-1} = 0` and :math:`\gamma_0 = 1`, iteration k is
@@ -74,7 +75,8 @@ class StepTunedSGD(Optimizer):
             opt.zero_grad()
             criterion(model(x), y).backward()
 
-        criterion(model(x), y).backward()         # (3) by hand
+        opt.zero_grad()                           # (3) by hand
+        criterion(model(x), y).backward()
         opt.half_step()
         criterion(model(x), y).backward()
         opt.step()
@@ -113,8 +115,6 @@ class StepTunedSGD(Optimizer):
     True
     """
 
-    _step_supports_amp_scaling = True
-
     def __init__(
         self,
         params: ParamsT,
@@ -144,12 +144,7 @@ class StepTunedSGD(Optimizer):
             "replay_rng": replay_rng,
         }
         check(**defaults)
-        m, M = defaults["bounds"] = tuple(bounds)
-        if not m <= nu <= M:
-            warnings.warn(
-                f"nu={nu} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it",
-                stacklevel=2,
-            )
+        defaults["bounds"] = tuple(bounds)
         self._start()
         super().__init__(params, defaults)
 
@@ -169,29 +164,26 @@ class StepTunedSGD(Optimizer):
             closure: zeroes the gradients, computes the loss of the mini-batch, back-propagates and returns the loss.
                 Called twice; the loss returned is the one of the first pass, at theta_k.
         """
-        with scaling_of(self) as scaling:
-            if closure is None:
-                self._finish(scaling)
-                return None
-            if scaling is not None:
-                raise RuntimeError(
-                    "a closure cannot be used with an enabled GradScaler: call scaler.step(opt.half) after the first "
-                    "backward and scaler.step(opt) after the second"
-                )
-            self._refuse_pending("step(closure)")
-            rewind = self._remember_noise()
+        scaling = take_scaling(self)
+        if closure is None:
+            self._finish(scaling)
+            return None
+        if scaling is not None:
+            raise RuntimeError(
+                "a closure cannot be used with an enabled GradScaler: call scaler.step(opt.half) after the first "
+                "backward and scaler.step(opt) after the second"
+            )
+        self._refuse_pending("step(closure)")
+        rewind = self._remember_noise()
+        with torch.enable_grad():
+            loss = closure()
+        self._first(None)
+        with all_or_nothing(self.cancel):
+            rewind()
             with torch.enable_grad():
-                loss = closure()
-            self._first(None)
-            try:
-                rewind()
-                with torch.enable_grad():
-                    closure()
-                self._second(None)
-            except BaseException:
-                self.cancel()
-                raise
-            return loss
+                closure()
+            self._second(None)
+        return loss
 
     def passes(self) -> Iterator[int]:
         """Run the body of a ``for`` loop twice, on the same mini-batch, with the same random numbers: one iteration.
@@ -206,28 +198,26 @@ class StepTunedSGD(Optimizer):
         rewind = self._remember_noise()
         yield 0
         self.half_step()
-        try:
+        with all_or_nothing(self.cancel):
             rewind()
             yield 1
             self.step()
-        except BaseException:
-            self.cancel()
-            raise
 
     def half_step(self) -> None:
         """The first half of an iteration, with the gradients of the first pass. The second half is :meth:`step`.
 
-        It takes the gradients over: ``p.grad`` is None afterwards, so that the second pass cannot be added to the first.
+        It takes the gradients over: ``p.grad`` is None afterwards, so that the second pass cannot be added to the first. Who kept a
+        reference to one must not write to it before the second half.
         """
         self._half.step()
 
     @property
-    def half(self) -> "HalfStep":
-        """The first half as an optimizer of its own, for ``scaler.step(opt.half)``."""
-        return self._half
+    def half(self) -> Optimizer:
+        """The first half as an optimizer of its own, enough of one for ``scaler.step(opt.half)``."""
+        return cast(Optimizer, self._half)
 
     def cancel(self) -> None:
-        """Drop a pending half step: the parameters stay where they are, nothing is measured, k does not count it."""
+        """Drop a pending half step: parameters and gradients stay as they are, nothing is measured, k does not count it."""
         for state in self.state.values():
             if state:
                 state["g0"], state["held"] = None, 0
@@ -269,10 +259,15 @@ class StepTunedSGD(Optimizer):
             return
         self._warned.add("stuck")
         if streak < 0:
-            bound, knob = f"lower bound {m}", "the steps are long for the curvature: lower lr or bounds[0]"
-        else:
+            bound, knob = (
+                f"lower bound {m}",
+                "the steps are long for the curvature: lower lr or bounds[0], or beta if lr is falling fast",
+            )
+        elif group["curvature"] > 0:
             bound, knob = f"upper bound {M}", "the steps are short for the curvature: raise lr or bounds[1]"
-        warnings.warn(f"gamma has been at its {bound} for {abs(streak)} iterations; {knob}", stacklevel=3)
+        else:
+            bound, knob = f"upper bound {M}", "the curvature is negative, where gamma is nu: lower nu if the loss is unstable"
+        warn(f"gamma has been at its {bound} for {abs(streak)} iterations; {knob}")
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -280,19 +275,14 @@ class StepTunedSGD(Optimizer):
         """Add a group; its part of G starts at zero. Refused while a half step is pending."""
         if self.param_groups:
             self._refuse_pending("add_param_group()")
-        if isinstance(param_group, dict):
-            options = {name: param_group.get(name, default) for name, default in self.defaults.items()}
-            check(**options)
-            for name in OF_ALL_GROUPS:
-                if self.param_groups and options[name] != self.param_groups[0][name]:
-                    raise ValueError(
-                        f"{name} must be the same for all parameter groups, as gamma is one number for all of them: "
-                        f"got {options[name]} after {self.param_groups[0][name]}"
-                    )
+        check_group(param_group, self, OF_ALL_GROUPS)
         super().add_param_group(param_group)
         first, group = self.param_groups[0], self.param_groups[-1]
         if group is first:
             first.update(_fresh_scalars(self._home()))
+            m, M = first["bounds"]
+            if not m <= first["nu"] <= M:
+                warn(f"nu={first['nu']} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it")
         zero = torch.zeros_like(first["gamma"])
         group.update({name: first[name] for name in SCALARS}, pending="", step=zero, moved=zero.clone())
 
@@ -300,8 +290,10 @@ class StepTunedSGD(Optimizer):
         super().__setstate__(state)
         if "_half" not in self.__dict__:
             self._start()
-        for group in self.param_groups[1:]:
+        for group in self.param_groups:
             group.update({name: self.param_groups[0][name] for name in SCALARS})
+            for name in self.defaults.keys() & VALID.keys():
+                group.setdefault(name, self.defaults[name])  # an option that is newer than the state
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with the same keys at every moment: zeros stand for what is not in memory."""
@@ -309,7 +301,7 @@ class StepTunedSGD(Optimizer):
         self.state = defaultdict(dict)
         for group in self.param_groups:
             for p in group["params"]:
-                if p.requires_grad or p in lean:
+                if (p.requires_grad or p in lean) and not is_lazy(p):
                     self.state[p] = {
                         name: torch.zeros_like(p, dtype=precision(p), requires_grad=False) if value is None else value
                         for name, value in (lean.get(p) or _fresh_state(p)).items()
@@ -384,18 +376,22 @@ class StepTunedSGD(Optimizer):
         self._settle()
         first = self.param_groups[0]
         buckets = self._gather(scaling)
+        if not buckets:
+            raise RuntimeError("half_step() found no gradient: run the first backward of the mini-batch before it")
         coefficient = self._clip_coefficient(buckets, scaling)
 
         decay = 1.0
         if first["decay_every"] is not None:
             decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
         for group in self.param_groups:
-            group["step"].copy_(first["gamma"] * decay * group["lr"])
+            lr = group["lr"].reshape(()) if isinstance(group["lr"], Tensor) else group["lr"]
+            group["step"].copy_(first["gamma"] * decay * lr)
             group["moved"].copy_(group["step"] * coefficient)
 
         first["square"].zero_()
-        for bucket in buckets:
-            first["square"].add_(self._move(bucket, scaling).to(first["square"].device))
+        with all_or_nothing(self.cancel):
+            for bucket in buckets:
+                first["square"].add_(self._move(bucket, scaling).to(first["square"].device))
         if scaling is None:
             first["sound"].fill_(True)
         else:
@@ -430,6 +426,7 @@ class StepTunedSGD(Optimizer):
             if displacement:
                 state["displacement"] = displacement[i]
             if held is p.grad:
+                state["g0"] = held = held.detach()  # without the graph that create_graph=True leaves on it
                 self._versions.append((held, held._version))
             p.grad = None
         return square
@@ -454,15 +451,16 @@ class StepTunedSGD(Optimizer):
 
         curvature = torch.zeros_like(first["gamma"])
         measured: set[int] = set()
-        for bucket in buckets:
-            step = (bucket.group["step"] * coefficient).to(bucket.device)
-            paired, single = bucket.split()
-            if single.params:
-                flat.add_scaled(single.params, single.gradient_of_J(scaling), -step)
-            if paired.params:
-                curvature += self._measure(paired, step, scaling, valid).to(curvature.device)
-                measured.update(map(id, paired.states))
-        curvature += self._measure_the_rest(measured, valid)
+        with all_or_nothing(self.cancel):
+            for bucket in buckets:
+                step = (bucket.group["step"] * coefficient).to(bucket.device)
+                paired, single = bucket.split()
+                if single.params:
+                    flat.add_scaled(single.params, single.gradient_of_J(scaling), -step)
+                if paired.params:
+                    curvature += self._measure(paired, step, scaling, valid).to(curvature.device)
+                    measured.update(map(id, paired.states))
+            curvature += self._measure_the_rest(measured, valid)
         self._tune(curvature, valid)
         self.cancel()
         if first["gamma"].device.type == "cpu":
@@ -547,6 +545,10 @@ class StepTunedSGD(Optimizer):
                 if g.is_complex():
                     raise RuntimeError("StepTunedSGD does not support complex parameters: optimise torch.view_as_real(p) instead")
                 state = self.state.get(p, {})
+                if state:
+                    _keep_up(state, p)
+                else:
+                    _refuse_sharded(p)
                 in_chunks = plain and p.numel() >= LARGE and _fits_chunks(p, g, state)
                 key = (i, p.device, p.dtype, in_chunks)
                 if key not in filling:
@@ -572,29 +574,48 @@ class StepTunedSGD(Optimizer):
     def _warn_low_precision(self, dtype: torch.dtype) -> None:
         if "low precision" not in self._warned:
             self._warned.add("low precision")
-            warnings.warn(
+            warn(
                 f"parameters are {dtype}: steps smaller than their rounding are lost, and the curvature measured from the rest "
-                "is noisy; float32 parameters under autocast train better",
-                stacklevel=5,
+                "is noisy; float32 parameters under autocast train better"
             )
 
 
-class HalfStep:
+class HalfStep(Scalable):
     """The first half of an iteration, enough of an optimizer for ``GradScaler.step``."""
 
-    _step_supports_amp_scaling = True
-
     def __init__(self, optimizer: StepTunedSGD) -> None:
-        self._optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)
+
+    def _owner(self) -> StepTunedSGD:
+        optimizer = self._optimizer()
+        assert optimizer is not None, "the optimizer of this half is gone"
+        return optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        return self._optimizer.param_groups
+        return self._owner().param_groups
 
     @torch.no_grad()
-    def step(self) -> None:
-        with scaling_of(self) as scaling:
-            self._optimizer._first(scaling)
+    def step(self, closure: None = None) -> None:
+        scaling = take_scaling(self)
+        take_scaling(self._owner())  # what an iteration left that did not come to its end
+        if closure is not None:
+            raise RuntimeError("the first half takes no closure: run the first backward, then scaler.step(opt.half)")
+        self._owner()._first(scaling)
+
+
+def _keep_up(state: dict[str, Any], p: Tensor) -> None:
+    """Let G follow a parameter that was moved to another device or made of another precision."""
+    G = state["G"]
+    if G.device != p.device or G.dtype != precision(p):
+        state["G"] = G.to(p.device, precision(p))
+
+
+def _refuse_sharded(p: Tensor) -> None:
+    if hasattr(p, "placements") or getattr(p, "_fsdp_flattened", False) or type(p).__name__ == "FlatParameter":
+        raise RuntimeError(
+            "StepTunedSGD does not support sharded parameters (FSDP, DTensor): every rank would have a gamma of its own"
+        )
 
 
 def _fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
