@@ -1,0 +1,673 @@
+"""Details that no other test would miss: each of these was seen to fail when one line of the code was changed."""
+
+import copy
+import math
+from itertools import islice
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import test_layout
+import torch
+from test_amp import backward, data, make_scaler, scaled_iteration, setup, values
+from test_safety import quadratic
+from test_twins import close, follow, twin_options
+from torch import nn
+
+import reference
+import steptuned
+from compare import same
+from problems import Regression
+from steptuned import (
+    ArmijoGD,
+    BarzilaiBorweinGD,
+    ExactGV,
+    StepTunedGD,
+    StepTunedSGD,
+    StochasticGV,
+)
+from steptuned.optim import flat, step_tuned_sgd
+
+SGD = "steptuned.optim.step_tuned_sgd"
+
+
+def test_layouts_that_change_between_the_passes(monkeypatch):
+    monkeypatch.setattr(f"{SGD}.LARGE", 1)
+    for options in ({}, {"weight_decay": 0.01}):
+        runs = []
+        for layouts in (
+            (torch.contiguous_format,) * 2,
+            (torch.contiguous_format, torch.channels_last),
+            (torch.channels_last, torch.contiguous_format),
+        ):
+            torch.manual_seed(0)
+            p = torch.randn(2, 3, 2, 2, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+            opt = StepTunedSGD([p], lr=0.1, bounds=(0.01, 100.0), **options)
+            for _ in range(4):
+                for i in opt.passes():
+                    p.grad = (torch.sin(3 * p.detach()) * p.detach()).contiguous(memory_format=layouts[i])
+            runs.append((p.detach().contiguous(), opt.gamma))
+        for theta, gamma in runs[1:]:
+            torch.testing.assert_close(theta, runs[0][0], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(gamma, runs[0][1], rtol=1e-10, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:parameters are:UserWarning")
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float64)]
+)
+def test_dtypes_may_be_mixed_in_one_group(dtypes):
+    def run(split):
+        torch.manual_seed(0)
+        params = [torch.randn(30).to(d).requires_grad_() for d in dtypes]
+        opt = StepTunedSGD([{"params": [p]} for p in params] if split else params, lr=0.03, bounds=(1e-3, 1e3))
+        for _ in range(6):
+            for _ in opt.passes():
+                for p in params:
+                    p.grad = (p.detach().double().sin() * 1.7).to(p.dtype)
+        return [p.detach() for p in params], opt.gamma, [opt.state[p]["G"] for p in params]
+
+    assert same(run(False), run(True))
+
+
+def test_a_bucket_is_on_one_device():
+    params = [torch.ones(3, requires_grad=True), torch.ones(3, device="meta", requires_grad=True)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    buckets = StepTunedSGD(params)._gather(None)
+    assert [{p.device.type for p in b.params} for b in buckets] == [{"cpu"}, {"meta"}]
+
+
+def test_foreach_false_is_one_after_the_other_and_full_bounds_lists(monkeypatch):
+    sizes = []
+    first_pass = flat.first_pass
+    monkeypatch.setattr(flat, "first_pass", lambda p, *rest: (sizes.append([t.numel() for t in p]), first_pass(p, *rest))[1])
+    params = [torch.ones(4, requires_grad=True) for _ in range(5)]
+    for foreach, full, expected in ((False, 1 << 24, [[4]] * 5), (None, 1 << 24, [[4] * 5]), (None, 8, [[4, 4], [4, 4], [4]])):
+        monkeypatch.setattr(f"{SGD}.FULL", full)
+        sizes.clear()
+        for p in params:
+            p.grad = torch.ones(4)
+        StepTunedSGD(params, foreach=foreach).half_step()
+        assert sizes == expected
+
+
+@pytest.mark.parametrize("full", [1, 7, 10])
+def test_lists_worked_on_in_parts_give_the_same(full, monkeypatch):
+    monkeypatch.setattr(f"{SGD}.FULL", full)
+    params = [test_layout.tensor(part) for part in np.split(test_layout.START, [3, 8, 15, 20])]
+    test_layout.assert_follows_the_twin(params, StepTunedSGD(params, **test_layout.OPTIONS))
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+def test_a_subclass_is_not_worked_on_in_flat_memory():
+    p = torch.ones(1 << 16).as_subclass(Sub)
+    assert not step_tuned_sgd._fits_chunks(p, torch.ones(1 << 16), {})
+    assert step_tuned_sgd._fits_chunks(torch.ones(1 << 16), torch.ones(1 << 16), {})
+
+
+@pytest.mark.parametrize("grad_dtype", [torch.float64, torch.bfloat16])
+def test_gradients_of_another_dtype(grad_dtype, monkeypatch):
+    runs = []
+    for large in (1, 1 << 30):
+        monkeypatch.setattr(f"{SGD}.LARGE", large)
+        p = torch.linspace(-1, 2, 20).requires_grad_()
+        p.grad_dtype = None
+        opt = StepTunedSGD([p], lr=0.1)
+        for _ in range(3):
+            for _ in opt.passes():
+                p.grad = p.detach().sin().to(grad_dtype)
+        runs.append((p.detach(), opt.gamma))
+    torch.testing.assert_close(*runs)
+
+
+class FakeModule:
+    def __init__(self):
+        self.states = {}
+
+    def get_rng_state(self, device):
+        return self.states[str(device)].clone()
+
+    def set_rng_state(self, state, device):
+        self.states[str(device)] = state
+
+
+def test_devices_are_recorded_and_replayed(monkeypatch):
+    fake = FakeModule()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: fake)
+    fake.states = {"cuda:0": torch.tensor([1]), "cuda:1": torch.tensor([2])}
+    on = [SimpleNamespace(device=torch.device(d)) for d in ("cpu", "cuda:0", "cuda:1")]
+    noise = steptuned.replay(SimpleNamespace(param_groups=[{"params": on[:2]}, {"params": on[2:]}]))
+    fake.states = {"cuda:0": torch.tensor([8]), "cuda:1": torch.tensor([9])}
+    noise.rewind()
+    assert same(fake.states, {"cuda:0": torch.tensor([1]), "cuda:1": torch.tensor([2])})
+    assert set(noise.state_dict()) == {"cpu", "cuda:0", "cuda:1"}
+
+
+def test_without_an_optimizer_the_current_accelerator(monkeypatch):
+    fake = FakeModule()
+    fake.states = {"cuda:3": torch.tensor([1])}
+    monkeypatch.setattr(torch, "get_device_module", lambda device: fake)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
+    assert set(steptuned.replay().state_dict()) == {"cpu", "cuda:3"}
+
+
+def pending():
+    theta = torch.ones(3, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1)
+    theta.grad = torch.ones(3)
+    opt.half_step()
+    return theta, opt
+
+
+def test_a_refused_closure_is_not_called_and_a_refused_body_does_not_run():
+    _, opt = pending()
+    calls = []
+    with pytest.raises(RuntimeError, match=r"step\(closure\) while"):
+        opt.step(lambda: calls.append(1))
+    assert not calls
+
+
+def test_refused_passes_do_not_run_their_body():
+    _, opt = pending()
+    with pytest.raises(RuntimeError, match=r"passes\(\) while"):
+        opt.passes()
+
+
+def test_one_group_with_lr_zero_is_not_the_initialiser():
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([{"params": [a], "lr": 0.0}, {"params": [b], "lr": 0.1}])
+    a.grad = b.grad = None
+    with pytest.raises(RuntimeError, match="without a pending half step"):
+        opt.step()
+    assert not opt.state
+
+
+def test_the_initialiser_leaves_frozen_parameters_out():
+    a, frozen = torch.ones(2, requires_grad=True), torch.ones(2)
+    opt = StepTunedSGD([a, frozen], lr=0.0)
+    opt.step()
+    assert a in opt.state
+    assert frozen not in opt.state
+
+
+@pytest.mark.parametrize("overflow", [(0,), (1,), (0, 1)])
+def test_an_overflow_leaves_the_G_of_a_parameter_without_gradient(overflow):
+    model, opt = setup()
+    unused = torch.ones(3, requires_grad=True)
+    opt.add_param_group({"params": [unused]})
+    scaler = make_scaler()
+    (x, y), *_ = data(1)
+    for k in range(2):
+        for i, turn in enumerate((opt.half, opt)):
+            backward(model, x, y, scaler, k == 1 and i in overflow)
+            unused.grad = torch.full((3,), 1.0 + i) * scaler.get_scale() if k == 0 else None
+            scaler.step(turn)
+        scaler.update()
+        if k == 0:
+            G = opt.state[unused]["G"].clone()
+            assert G.any()
+    assert same(opt.state[unused]["G"], G)
+
+
+def test_large_tensors_under_a_scaler(monkeypatch):
+    runs = []
+    for large in (1 << 30, 1):
+        monkeypatch.setattr(f"{SGD}.LARGE", large)
+        model, opt = setup()
+        scaler = make_scaler()
+        for k, (x, y) in enumerate(data(5)):
+            scaled_iteration(model, opt, scaler, x, y, (0,) if k == 3 else ())
+        runs.append(values(model, opt))
+    assert same(*runs)
+
+
+def test_a_gradient_of_one_pass_only_is_unscaled():
+    theta, late = torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)
+    opt = StepTunedSGD([theta, late], lr=0.1)
+    scaler = make_scaler()
+    scaler.scale(theta.sum()).backward()
+    scaler.step(opt.half)
+    scaler.scale(theta.sum() + late.sum()).backward()
+    scaler.step(opt)
+    torch.testing.assert_close(late.detach(), torch.full((2,), -0.1))
+
+
+def test_unscaling_changes_no_gradient():
+    model, opt = setup()
+    scaler = make_scaler()
+    (x, y), *_ = data(1)
+    for turn in (opt.half, opt):
+        backward(model, x, y, scaler)
+        kept = [(p.grad, p.grad.clone()) for p in model.parameters()]
+        scaler.step(turn)
+        assert all(torch.equal(*pair) for pair in kept)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 1.0, "max_grad_norm": 0.03, "bounds": (0.05, 10.0)},
+        {"lr": 1.0, "max_grad_norm": 0.03, "weight_decay": 0.02, "bounds": (0.05, 10.0)},
+    ],
+)
+def test_clipping_in_chunks(options, monkeypatch):
+    monkeypatch.setattr(f"{SGD}.LARGE", 1)
+    monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
+    problem = Regression()
+    theta = torch.tensor(problem.start, requires_grad=True)
+    opt = StepTunedSGD([theta], **options)
+    follow(
+        opt,
+        [theta],
+        lambda k: problem.torch_loss(k, theta),
+        reference.step_tuned_sgd(problem.start, problem.gradient, **twin_options(**options)),
+    )
+
+
+@pytest.mark.parametrize("large", [1, 1 << 30])
+def test_a_displacement_whose_square_overflows_is_ignored(large, monkeypatch):
+    monkeypatch.setattr(f"{SGD}.LARGE", large)
+    theta = torch.zeros(4, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-25, bounds=(0.5, 3.0), nu=1.5)
+    for i in opt.passes():
+        theta.grad = torch.full((4,), 1e20) - 1e14 * i * 100
+    assert opt.stats().ignored == 1
+    assert opt.gamma == 1.0
+
+
+def test_an_ignored_measurement_is_in_no_share_and_no_streak():
+    theta = torch.ones(4, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-6)
+
+    def iterate(bad=False):
+        for _ in opt.passes():
+            theta.grad = 100.0 * theta.detach()
+            if bad:
+                theta.grad[0] = torch.nan
+
+    for _ in range(3):
+        iterate()
+    iterate(bad=True)
+    stats = opt.stats()
+    assert (stats.iterations, stats.negative, stats.at_lower, stats.at_upper, stats.ignored) == (4, 0.0, 0.75, 0.0, 1)
+    assert opt.param_groups[0]["streak"] == -3
+
+
+@pytest.mark.filterwarnings("ignore:parameters are:UserWarning")
+def test_a_low_precision_parameter_without_second_gradient():
+    theta, other = (torch.full((3,), v, dtype=torch.bfloat16, requires_grad=True) for v in (1.0, 1.0))
+    opt = StepTunedSGD([theta, other], lr=0.1, beta=0.5, bounds=(1e-6, 1e6), decay_every=None)
+    for i in opt.passes():
+        theta.grad = torch.full((3,), 1.0 - 0.5 * i, dtype=torch.bfloat16)
+        other.grad = torch.full((3,), 1.0 - 0.25 * i, dtype=torch.bfloat16)
+    G = opt.state[other]["G"].double() * 0.5
+    Gt = opt.state[theta]["G"].double()
+    start = other.detach().double(), theta.detach().double()
+    theta.grad, other.grad = (torch.full((3,), 0.013, dtype=torch.bfloat16) for _ in range(2))
+    opt.half_step()
+    moved = other.detach().double() - start[0], theta.detach().double() - start[1]
+    theta.grad = torch.full((3,), 0.013, dtype=torch.bfloat16)
+    opt.step()
+    expected = (G @ moved[0] + 0.5 * Gt @ moved[1]).item() / (1 - 0.5**2)
+    assert math.isclose(opt.curvature.item(), expected, rel_tol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:parameters are:UserWarning")
+def test_the_displacement_itself_is_not_rounded():
+    theta = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.9, beta=0.0)
+    theta.grad = torch.ones(3, dtype=torch.bfloat16)
+    opt.half_step()
+    moved = theta.detach().double() - 1
+    theta.grad = torch.full((3,), 0.5, dtype=torch.bfloat16)
+    opt.step()
+    assert math.isclose(opt.curvature.item(), (-0.5 * moved).sum().item(), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("size", [10, 1 << 16])
+@pytest.mark.parametrize("kind", ["view of all", "slice without a base"])
+def test_a_gradient_in_memory_of_someone_else_is_copied(size, kind):
+    theta = torch.ones(size, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1, beta=0.0)
+    buffer = torch.ones(size if kind == "view of all" else size + 5)
+    theta.grad = buffer.view(size) if kind == "view of all" else buffer[2 : size + 2].data
+    opt.half_step()
+    buffer.fill_(7.0)
+    theta.grad = torch.full((size,), 0.5)
+    opt.step()
+    assert opt.curvature.item() == pytest.approx(0.05 * size, rel=1e-5)
+
+
+def test_loading_forgets_what_was_held_by_reference():
+    theta = torch.ones(10, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1)
+    theta.grad = g = torch.ones(10)
+    opt.half_step()
+    opt.load_state_dict(opt.state_dict())
+    g.mul_(2)
+    theta.grad = torch.ones(10)
+    opt.step()
+    assert opt.stats().iterations == 1
+
+
+def test_after_loading_all_groups_share_the_scalars():
+    def make():
+        a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        return (a, b), StepTunedSGD([{"params": [a]}, {"params": [b]}], lr=0.1)
+
+    _, opt = make()
+    saved = opt.state_dict()
+    saved["param_groups"] = [
+        {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in g.items()} for g in saved["param_groups"]
+    ]
+    params, other = make()
+    other.load_state_dict(saved)
+    for _ in other.passes():
+        for p in params:
+            p.grad = p.detach().clone()
+    assert [int(g["k"]) for g in other.param_groups] == [1, 1]
+
+
+def test_scalars_are_the_same_in_every_group():
+    params = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    opt = StepTunedSGD([{"params": [p]} for p in params], lr=0.1)
+    for _ in opt.passes():
+        for p in params:
+            p.grad = p.detach().clone()
+    assert [int(g["k"]) for g in opt.state_dict()["param_groups"]] == [1, 1]
+
+
+def test_neither_saving_nor_loading_fills_memory():
+    theta = torch.ones(10, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1)
+    opt.state_dict()
+    assert not opt.state
+    for _ in opt.passes():
+        theta.grad = theta.detach().clone()
+    saved = opt.state_dict()
+    assert opt.state[theta]["g0"] is None
+    opt.load_state_dict(saved)
+    assert opt.state[theta]["g0"] is None
+
+
+def test_pre_hooks_of_loading_are_heard_and_none_is_left():
+    theta = torch.ones(10, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1)
+    for i in opt.passes():
+        theta.grad = theta.detach() * (1 + i)
+    G = opt.state[theta]["G"].clone()
+    saved = opt.state_dict()
+
+    def double(_, state_dict):
+        state = {key: value | {"G": 2 * value["G"]} for key, value in state_dict["state"].items()}
+        return state_dict | {"state": state}
+
+    hook = opt.register_load_state_dict_pre_hook(double)
+    opt.load_state_dict(saved)
+    assert torch.equal(opt.state[theta]["G"], 2 * G)
+    hook.remove()
+    assert not opt._optimizer_load_state_dict_pre_hooks
+
+
+def test_a_tensor_lr_is_not_looked_at():
+    theta = torch.empty(3, device="meta", requires_grad=True)
+    opt = StepTunedSGD([theta], lr=torch.empty((), device="meta"))
+    for half in (True, False):
+        theta.grad = torch.empty_like(theta)
+        opt.half_step() if half else opt.step()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_on_an_accelerator_a_bad_gradient_is_cleaned_too(bad, monkeypatch):
+    monkeypatch.setattr(flat, "_on_host", lambda tensors: False)
+    H, theta = quadratic()
+    opt = StepTunedSGD([theta], lr=0.1)
+    for k in range(3):
+        for i in opt.passes():
+            theta.grad = H @ theta.detach()
+            if (k, i) == (2, 1):
+                theta.grad[3] = bad
+    assert opt.stats().ignored == 1
+    assert torch.isfinite(opt.state[theta]["G"]).all()
+
+
+def test_a_change_from_one_bound_to_the_other_begins_a_new_streak(monkeypatch):
+    monkeypatch.setattr(step_tuned_sgd, "STUCK", 5)
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-6, beta=0.0)
+    for curvature, n, streak in ((100.0, 4, -4), (1e-3, 1, 1), (1e-3, 3, 4), (100.0, 1, -1)):
+        for _ in range(n):
+            for _ in opt.passes():
+                theta.grad = curvature * theta.detach()
+        assert opt.param_groups[0]["streak"] == streak
+
+
+def test_bounds_that_are_one_number_are_meant(monkeypatch):
+    monkeypatch.setattr(step_tuned_sgd, "STUCK", 5)
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1, nu=1.0, bounds=(1.0, 1.0))
+    for _ in range(8):
+        for _ in opt.passes():
+            theta.grad = theta.detach().clone()
+    opt.stats()
+
+
+def test_curvature_is_a_snapshot():
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1)
+    seen = opt.curvature
+    for _ in opt.passes():
+        theta.grad = theta.detach().clone()
+    assert math.isnan(seen)
+    assert not math.isnan(opt.curvature)
+
+
+def test_stats_before_the_first_iteration():
+    assert StepTunedSGD([torch.ones(2, requires_grad=True)]).stats() == (0, 0.0, 0.0, 0.0, 0)
+
+
+def test_a_hundred_iterations_are_not_long():
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-6)
+    for _ in range(999):
+        for _ in opt.passes():
+            theta.grad = 100.0 * theta.detach()
+    theta.grad = 100.0 * theta.detach()
+    opt.half_step()
+    theta.grad = 100.0 * theta.detach()
+    with pytest.warns(UserWarning, match="lower lr"):
+        opt.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nu", 1.0),
+        ("beta", 0.5),
+        ("bounds", (0.1, 9.0)),
+        ("delta", 0.1),
+        ("decay_every", None),
+        ("max_grad_norm", 1.0),
+        ("replay_rng", False),
+    ],
+)
+def test_options_of_gamma_must_agree(name, value):
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match=f"^{name} must be the same for all parameter groups"):
+        StepTunedSGD([{"params": [a]}, {"params": [b], name: value}])
+
+
+@pytest.mark.parametrize("name", ["lr", "nu", "weight_decay", "decay_every", "max_grad_norm"])
+def test_a_bool_is_no_number(name):
+    with pytest.raises(ValueError, match=f"^{name} must be .*got True"):
+        StepTunedSGD([torch.ones(2, requires_grad=True)], **{name: True})
+
+
+def test_barzilai_borwein_where_the_curvature_is_negative():
+    problem = Regression(n=100, p=5, seed=8)
+    theta = torch.tensor(problem.start, requires_grad=True)
+    opt = BarzilaiBorweinGD([theta], lr=0.02)
+    curvatures = []
+    for expected, gamma in islice(reference.barzilai_borwein(problem.start, lambda k, t: problem.full_gradient(t), alpha=0.02), 30):
+        opt.zero_grad()
+        problem.torch_loss(None, theta).backward()
+        opt.step()
+        close(theta.detach(), expected)
+        close(opt.gamma.item(), gamma)
+        curvatures.append(opt.curvature.item())
+    assert any(c < 0 for c in curvatures)
+    assert any(c > 0 for c in curvatures)
+
+
+def test_zero_curvature_takes_the_last_step_again():
+    theta = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    opt = BarzilaiBorweinGD([theta], lr=0.1)
+    for g in ([1.0, 1.0], [0.5, 0.5], [0.5, 0.5]):
+        theta.grad = torch.tensor(g, dtype=torch.float64)
+        opt.step()
+    assert opt.curvature == 0
+    assert opt.gamma.item() == pytest.approx(0.2)
+
+
+def test_armijo_leaves_the_gradient_of_the_start():
+    theta = torch.tensor([1.0, -2.0], requires_grad=True)
+    opt = ArmijoGD([theta], lr=0.3)
+
+    def closure():
+        opt.zero_grad()
+        loss = theta.square().sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert torch.equal(theta.grad, torch.tensor([2.0, -4.0]))
+
+
+def test_armijo_with_value_back_propagates_once():
+    theta = torch.tensor([1.0, -2.0], requires_grad=True)
+    opt = ArmijoGD([theta], lr=8.0)
+    calls = []
+
+    def closure():
+        calls.append(1)
+        opt.zero_grad()
+        loss = theta.square().sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure, lambda: theta.square().sum())
+    assert len(calls) == 1
+    assert opt.evaluations > 2
+
+
+def test_armijo_groups_have_their_own_lr():
+    a, b = torch.tensor([1.0], requires_grad=True), torch.tensor([1.0], requires_grad=True)
+    opt = ArmijoGD([{"params": [a], "lr": 0.1}, {"params": [b], "lr": 0.2}])
+
+    def closure():
+        opt.zero_grad()
+        loss = (a**2 + b**2).sum() / 2
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert opt.scale == 1.0
+    torch.testing.assert_close((a.detach(), b.detach()), (torch.tensor([0.9]), torch.tensor([0.8])))
+
+
+@pytest.mark.parametrize("cls", [StepTunedGD, BarzilaiBorweinGD, StochasticGV])
+def test_companions_with_groups_kept_gradients_and_a_parameter_without(cls):
+    """Two groups of different lr are a vector alpha; zero_grad may keep the tensors; no gradient is a zero gradient."""
+    alpha = np.repeat([0.1, 0.03, 0.05], 2)
+    start = np.array([1.0, -0.5, 2.0, 0.3, 5.0, 5.0])
+
+    def gradient(k, t):
+        return np.concatenate([np.sin(1.3 * t[:4]) + 0.2 * t[:4], np.zeros(2)])
+
+    params = [torch.tensor(part, requires_grad=True) for part in np.split(start, 3)]
+    opt = cls([{"params": [p], "lr": a} for p, a in zip(params, (0.1, 0.03, 0.05), strict=True)])
+    twin = {
+        StepTunedGD: lambda: reference.step_tuned_gd(start, gradient, alpha=alpha, nu=2.0),
+        BarzilaiBorweinGD: lambda: reference.barzilai_borwein(start, gradient, alpha=alpha),
+        StochasticGV: lambda: reference.stochastic_gv(start, gradient, alpha=alpha, nu=2.0, m=0.5, M=2.0, delta=0.001),
+    }[cls]()
+    for expected, gamma in islice(twin, 12):
+        opt.zero_grad(set_to_none=False)
+        for p in params[:2]:
+            (torch.cos(1.3 * p).sum() / -1.3 + 0.1 * p.square().sum()).backward()
+        opt.step()
+        close(np.concatenate([p.detach().numpy() for p in params]), expected)
+        close(opt.gamma.item(), gamma)
+
+
+def vector():
+    return [torch.ones(2)]
+
+
+def test_a_copy_keeps_its_function():
+    import pickle
+
+    theta = torch.ones(2, requires_grad=True)
+    opt = ExactGV([theta], vector)
+    for other in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        other.param_groups[0]["params"][0].grad = torch.ones(2)
+        other.step()
+
+
+@pytest.mark.parametrize("cls", [StepTunedGD, BarzilaiBorweinGD, StochasticGV])
+def test_companions_refuse_sparse_and_complex(cls):
+    embedding = nn.Embedding(5, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match=f"{cls.__name__} supports neither"):
+        cls(embedding.parameters()).step()
+    z = torch.ones(3, dtype=torch.complex64, requires_grad=True)
+    z.abs().sum().backward()
+    with pytest.raises(RuntimeError, match="supports neither"):
+        cls([z]).step()
+
+
+def test_companions_return_the_loss():
+    theta = torch.ones(2, requires_grad=True)
+    opt = StepTunedGD([theta])
+
+    def closure():
+        opt.zero_grad()
+        loss = theta.square().sum()
+        loss.backward()
+        return loss
+
+    assert opt.step(closure).item() == 2.0
+
+
+def test_a_parameter_that_joins_late():
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    opt = StepTunedGD([a], lr=0.1)
+    a.grad = a.detach().clone()
+    opt.step()
+    opt.add_param_group({"params": [b]})
+    a.grad, b.grad = a.detach().clone(), b.detach().clone()
+    opt.step()
+    assert opt.gamma.item() == pytest.approx(1.0)
+    torch.testing.assert_close(b.detach(), torch.full((2,), 0.9))
+
+
+def test_armijo_with_gradients_that_are_kept():
+    theta = torch.tensor([1.0, -2.0], requires_grad=True)
+    opt = ArmijoGD([theta], lr=3.0)
+
+    def closure():
+        opt.zero_grad(set_to_none=False)
+        loss = theta.square().sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    torch.testing.assert_close(theta.detach(), torch.tensor([1.0, -2.0]) * (1 - 2 * 3.0 * opt.scale))
+    assert opt.scale == 0.25
+    torch.testing.assert_close(theta.grad, torch.tensor([2.0, -4.0]))
