@@ -6,7 +6,7 @@ READY := .venv/ready
 .PHONY: demo test lint bench clean
 
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	$(BIN)/steptuned reproduce figure-1 figure-2 figure-3 digits --scale demo --out demo
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -18,6 +18,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/lab.py
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

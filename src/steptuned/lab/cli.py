@@ -1,0 +1,254 @@
+"""The `steptuned` command."""
+
+import csv
+import json
+import os
+import shlex
+import sys
+from collections import defaultdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, paper_experiments
+from steptuned.lab.methods import METHODS
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.run import CHECKPOINT_SECONDS
+from steptuned.lab.store import COMPLETE, Run, Store
+from steptuned.lab.sweep import Interrupted, Sweep
+
+app = typer.Typer(
+    help="Re-run, check and extend the experiments of the Step-Tuned SGD paper.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+errors = Console(stderr=True)
+
+ILLUSTRATION = "figure-1"
+CORES = os.cpu_count() or 1
+
+
+class Scale(str, Enum):
+    demo = "demo"
+    small = "small"
+    paper = "paper"
+
+
+ScaleOption = Annotated[Scale, typer.Option(help="demo: minutes; small: up to about an hour; paper: the paper's own sizes.")]
+JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time; torch's threads are divided among them.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto: an accelerator if there is one.")]
+OutOption = Annotated[Path, typer.Option(help="Folder of the runs and figures. The same folder again: only what is new is run.")]
+Names = Annotated[list[str], typer.Argument(help="Experiments by name, or [bold]all[/]; see [bold]steptuned list[/].")]
+Files = Annotated[list[Path], typer.Argument(help="Experiment files of your own.")]
+CheckpointOption = Annotated[float, typer.Option(min=0, help="Seconds from one checkpoint of a run to the next.")]
+StoreArgument = Annotated[Path, typer.Argument(help="The folder given as --out.")]
+
+
+@app.command()
+def reproduce(
+    names: Names,
+    scale: ScaleOption = Scale.small,
+    jobs: JobsOption = CORES,
+    device: DeviceOption = "auto",
+    out: OutOption = Path("results"),
+    checkpoint_seconds: CheckpointOption = CHECKPOINT_SECONDS,
+) -> None:
+    """Run experiments of the paper and draw their figures.
+
+    Can be stopped at any moment, also by kill -9, and started again with the same command: it goes on where it was and ends with
+    the same numbers.
+
+    Example: [bold]steptuned reproduce figure-2 figure-3 --scale demo[/]
+    """
+    known = [ILLUSTRATION, *paper_experiments()]
+    for name in names:
+        if name not in [*known, "all"]:
+            _stop(f"there is no experiment {name!r}; valid: all, {', '.join(known)}")
+    chosen = known if "all" in names else list(dict.fromkeys(names))
+    experiments = [_load(paper_experiments()[name], scale) for name in chosen if name != ILLUSTRATION]
+    _run(experiments, ILLUSTRATION in chosen, Sweep(out, jobs, console, _device(device), checkpoint_seconds))
+
+
+@app.command()
+def run(
+    files: Files,
+    scale: ScaleOption = Scale.paper,
+    jobs: JobsOption = CORES,
+    device: DeviceOption = "auto",
+    out: OutOption = Path("results"),
+    checkpoint_seconds: CheckpointOption = CHECKPOINT_SECONDS,
+) -> None:
+    """Run experiments of your own, each defined in a TOML file, and draw their figures."""
+    experiments = [_load(path, scale) for path in files]
+    _run(experiments, False, Sweep(out, jobs, console, _device(device), checkpoint_seconds))
+
+
+@app.command("list")
+def list_() -> None:
+    """The problems, methods and experiments there are."""
+    for title, rows in (
+        ("problems", [(name, cls.description, _pairs(cls.defaults)) for name, cls in PROBLEMS.items()]),
+        ("methods", [(name, method.label, _pairs(method.defaults)) for name, method in METHODS.items()]),
+        (
+            "experiments",
+            [(ILLUSTRATION, "a negative and a positive curvature step", "")]
+            + [(name, load(path, "paper").title, "") for name, path in paper_experiments().items()],
+        ),
+    ):
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for column in ("name", "what", "options and defaults" if title != "experiments" else ""):
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table, "")
+
+
+@app.command()
+def show(folder: StoreArgument) -> None:
+    """A table of the runs in a folder: how they ended, their loss, their hyper-parameters. Sets that lack seeds are shouted."""
+    sets: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+    for stored in _runs(folder):
+        try:
+            spec = stored.spec
+        except ValueError:
+            console.print(f"[red]CORRUPT[/] {stored.folder}: its spec.json cannot be read; delete the folder to run it again")
+            continue
+        key = spec.model_copy(update={"seed": 0}).canonical()
+        sets[spec.problem, spec.method, key].append(stored)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("problem", "method", "hyper-parameters", "bp", "seeds", "status", "best loss", "last loss"):
+        table.add_column(column, justify="right" if column in ("bp", "best loss", "last loss") else "left")
+    widest = max((len(runs) for runs in sets.values()), default=0)
+    for (problem, method, _), runs in sorted(sets.items()):
+        spec = runs[0].spec
+        statuses = [r.status() for r in runs]
+        complete = [r for r, status in zip(runs, statuses, strict=True) if status in COMPLETE]
+        losses = [record["loss"] for r in complete for record in r.records()]
+        lasts = [r.result()["last"]["loss"] for r in complete]  # type: ignore[index]
+        differs = {k: v for k, v in spec.hyper.items() if v != METHODS[method].defaults.get(k)} if method in METHODS else spec.hyper
+        instance = f" #{spec.options['instance']}" if spec.options.get("instance") else ""
+        seeds = f"{len(complete)}/{len(runs)} seeds" if len(runs) > 1 else f"seed {spec.seed}"
+        table.add_row(
+            problem + instance,
+            method,
+            _pairs(differs),
+            str(spec.budget),
+            seeds if len(complete) == len(runs) else f"[bold red]{len(complete)}/{len(runs)} SEEDS[/]",
+            ", ".join(f"[red]{s}[/]" if s not in COMPLETE else s for s in sorted(set(statuses))),
+            f"{min(losses):.5g}" if losses else "",
+            f"{sum(lasts) / len(lasts):.5g}" if lasts else "",
+        )
+    console.print(table)
+    count = sum(map(len, sets.values()))
+    console.print(f"{count} runs, {widest} at most in a set" if count else f"no runs in {folder}")
+
+
+@app.command()
+def export(
+    folder: StoreArgument,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write all records as CSV.")] = None,
+    parquet_file: Annotated[Path | None, typer.Option("--parquet", help="Write all records as Parquet.")] = None,
+) -> None:
+    """All records of all runs in one table, one line a record."""
+    if csv_file is None and parquet_file is None:
+        _stop("say where to: --csv FILE or --parquet FILE")
+    rows = []
+    for stored in _runs(folder):
+        spec, status = stored.spec, stored.status()
+        about = {"run": spec.identity, "problem": spec.problem, "method": spec.method, "seed": spec.seed, "scale": spec.scale}
+        about |= {"status": status, "options": json.dumps(spec.options), "hyper": json.dumps(spec.hyper)}
+        rows += [{**about, **record} for record in stored.records()]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    if csv_file is not None:
+        with open(csv_file, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        console.print(f"{len(rows)} records: {csv_file}")
+    if parquet_file is not None:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.table({c: [row.get(c) for row in rows] for c in columns}), parquet_file)
+        console.print(f"{len(rows)} records: {parquet_file}")
+
+
+# ---------------------------------------------------------------------------------------------- common
+
+
+def _run(experiments: list[Experiment], illustration: bool, sweep: Sweep) -> None:
+    from steptuned.lab.report import figures, tables
+
+    out = sweep.folder
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _stop(f"{out} cannot be made: {error.strerror}; choose another folder with --out")
+    written: list[Path] = figures.curvature_illustration(out / "figures") if illustration else []
+    for experiment in experiments:
+        if experiment.figure not in figures.FIGURES:
+            _stop(f"{experiment.name}: figure = {experiment.figure!r} is not one of {', '.join(figures.FIGURES)}")
+        sweep.announce(experiment)
+    outcomes: list[Outcome] = []
+    try:
+        for experiment in experiments:
+            outcomes.append(sweep.run(experiment))
+            written += figures.draw(outcomes[-1], sweep.results, out / "figures")
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        errors.print(f"[yellow]{stopped or 'stopped'}; nothing is lost. Go on with:[/] {shlex.join(_command())}")
+        raise typer.Exit(130) from None
+    for outcome in outcomes:
+        console.print(tables.summary(outcome, sweep.results))
+    console.print("figures:", *(str(path) for path in written if path.suffix == ".png"), sep="\n  ")
+    if sweep.failed:
+        _stop(f"{len(sweep.failed)} runs failed; see failed.json in their folders under {sweep.store.folder}")
+
+
+def _command() -> list[str]:
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def _load(path: Path, scale: Scale) -> Experiment:
+    try:
+        return load(path, scale.value)
+    except ExperimentError as error:
+        _stop(str(error))
+        raise
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return "cpu" if found is None else found.type
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        _stop(f"device {name!r} cannot be used here; valid: cpu, or auto")
+    return name
+
+
+def _runs(folder: Path) -> list[Run]:
+    if not folder.is_dir():
+        _stop(f"there is no folder {folder}; give the one that was given as --out")
+    return Store(folder).runs()
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {json.dumps(value) if isinstance(value, list) else value}" for key, value in values.items())
+
+
+def _stop(sentence: str) -> None:
+    errors.print(f"[red]steptuned:[/] {sentence}", soft_wrap=True, highlight=False)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,171 @@
+"""Who minimises: names, hyper-parameters and how a mini-batch is used. Adding a method is adding an entry to :data:`METHODS`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from steptuned import (
+    ArmijoGD,
+    BarzilaiBorweinGD,
+    ExactGV,
+    ExpectedGV,
+    RobbinsMonroLR,
+    StepTunedGD,
+    StepTunedSGD,
+    StochasticGV,
+)
+from steptuned.lab.problems.base import Batch, Problem
+from steptuned.optim.gradient_variation import GradientVariation
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the comparison."""
+
+    label: str
+    """Its name in figures."""
+    make: Callable[[Any, dict[str, Any]], Optimizer]
+    """The optimizer, from the problem and the hyper-parameters."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    full_batch: bool = False
+
+
+def _sgd(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
+    return torch.optim.SGD(problem.parameters, lr=hyper["lr"], weight_decay=problem.weight_decay)
+
+
+def _rmsprop(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
+    return torch.optim.RMSprop(problem.parameters, lr=hyper["lr"], weight_decay=problem.weight_decay)
+
+
+def _adam(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
+    return torch.optim.Adam(problem.parameters, hyper["lr"], (hyper["beta1"], 0.999), weight_decay=problem.weight_decay)
+
+
+def _step_tuned_sgd(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
+    every = {"iteration": 1, "epoch": problem.stream.per_epoch / 2, "none": None}[hyper["decay"]]
+    return StepTunedSGD(
+        problem.parameters,
+        hyper["lr"],
+        hyper["nu"],
+        hyper["beta"],
+        widened(hyper),
+        hyper["delta"],
+        every,
+        problem.weight_decay,
+    )
+
+
+def widened(hyper: dict[str, Any]) -> tuple[float, float]:
+    """The bounds, M raised to nu where that lies above: Algorithm 2 would clip nu, its proof takes max(M, nu)."""
+    m, M = hyper["bounds"]
+    return m, max(M, hyper["nu"])
+
+
+def _gv(cls: Any, ask: str | None) -> Callable[[Any, dict[str, Any]], Optimizer]:
+    def make(problem: Any, hyper: dict[str, Any]) -> Optimizer:
+        given = (getattr(problem, ask),) if ask else ()
+        return cls(problem.parameters, *given, lr=hyper["lr"], nu=hyper["nu"], bounds=widened(hyper), delta=hyper["delta"])
+
+    return make
+
+
+_DECAYED = {"lr": 0.1, "delta": 0.001, "decay": "epoch"}
+_TUNED = {"nu": 2.0, "bounds": [0.5, 2.0]}
+
+METHODS: dict[str, Method] = {
+    "sgd": Method("SGD", _sgd, {**_DECAYED, "uses": 1}),
+    "rmsprop": Method("RMSprop", _rmsprop, {"lr": 0.001, "uses": 1}),
+    "adam": Method("Adam", _adam, {"lr": 0.001, "beta1": 0.9, "uses": 1}),
+    "step-tuned-sgd": Method("Step-Tuned SGD", _step_tuned_sgd, {**_DECAYED, **_TUNED, "beta": 0.9}),
+    "stochastic-gv": Method("Stochastic-GV", _gv(StochasticGV, None), {"lr": 0.1, "delta": 0.001, **_TUNED}),
+    "exact-gv": Method("Exact-GV", _gv(ExactGV, "full_gradient"), {"lr": 0.1, "delta": 0.001, **_TUNED}),
+    "expected-gv": Method("Expected-GV", _gv(ExpectedGV, "expectation"), {"lr": 0.1, "delta": 0.001, **_TUNED}),
+    "gd": Method("Gradient descent", _sgd, {"lr": 0.1}, full_batch=True),
+    "step-tuned-gd": Method(
+        "Algorithm 1", lambda p, h: StepTunedGD(p.parameters, h["lr"], h["nu"]), {"lr": 0.1, "nu": 2.0}, full_batch=True
+    ),
+    "barzilai-borwein": Method(
+        "BB with absolute values", lambda p, h: BarzilaiBorweinGD(p.parameters, h["lr"]), {"lr": 0.1}, full_batch=True
+    ),
+    "armijo": Method(
+        "Armijo",
+        lambda p, h: ArmijoGD(p.parameters, h["lr"], h["slope"], h["shrink"]),
+        {"lr": 1.0, "slope": 1e-4, "shrink": 0.5},
+        full_batch=True,
+    ),
+}
+
+
+class Driver:
+    """A method at work on a problem, one back-propagation at a time."""
+
+    def __init__(self, name: str, problem: Problem, hyper: dict[str, Any]) -> None:
+        method = METHODS[name]
+        self.problem = problem
+        self.full_batch = method.full_batch
+        self.optimizer = method.make(problem, hyper)
+        self.two_passes = isinstance(self.optimizer, StepTunedSGD)
+        self.uses = 2 if self.two_passes else hyper.get("uses", 1)
+        self.scheduler = None
+        if name == "sgd" and hyper["decay"] != "none":
+            every = problem.stream.per_epoch if hyper["decay"] == "epoch" else 1
+            self.scheduler = RobbinsMonroLR(self.optimizer, hyper["delta"], every)
+        self._batch: Batch = None
+        self._pass = 0
+        self.batches = 0
+        self.samples = 0
+
+    def advance(self) -> None:
+        """The next back-propagation and the update that follows from it."""
+        if self._pass == 0:
+            self._batch = None if self.full_batch else self.problem.stream.next()
+            self.batches += 1
+        self.samples += self.problem.stream.rows if self._batch is None else len(self._batch)
+        optimizer: Any = self.optimizer
+        if isinstance(optimizer, ArmijoGD):
+            optimizer.step(self._closure, lambda: self.problem.loss(self._batch))
+        else:
+            self._closure()
+            optimizer.half_step() if self.two_passes and self._pass == 0 else optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self._pass = (self._pass + 1) % self.uses
+
+    def _closure(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.problem.loss(self._batch)
+        loss.backward()
+        return loss
+
+    def diagnostics(self) -> dict[str, float]:
+        """What the method tells of itself, for the log."""
+        told: dict[str, float] = {}
+        if isinstance(self.optimizer, ArmijoGD):
+            told["evaluations"] = self.optimizer.evaluations
+        elif isinstance(self.optimizer, StepTunedSGD | GradientVariation):
+            told["gamma"] = self.optimizer.gamma.item()
+            told["curvature"] = self.optimizer.curvature.item()
+        if isinstance(self.optimizer, StepTunedSGD):
+            told["negative"] = self.optimizer.stats().negative
+        return told
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "batch": self._batch,
+            "pass": self._pass,
+            "batches": self.batches,
+            "samples": self.samples,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._batch, self._pass = state["batch"], state["pass"]
+        self.batches, self.samples = state["batches"], state["samples"]

@@ -1,0 +1,72 @@
+"""What the run loop asks of a problem."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from steptuned.lab.spec import derive_seed
+
+Batch = Tensor | None
+"""The rows of a mini-batch; None for all of them."""
+
+
+class Problem(ABC):
+    """A finite sum J to minimise, at a point that is its own, on a stream of mini-batches."""
+
+    defaults: ClassVar[dict[str, Any]]
+    """The options and their default values."""
+    description: ClassVar[str]
+    weight_decay: float = 0.0
+    """lambda of the regularisation that the method adds to the gradient and :meth:`evaluate` to the loss."""
+    parameters: list[Tensor]
+    stream: "Stream"
+
+    @abstractmethod
+    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None: ...
+
+    @staticmethod
+    @abstractmethod
+    def rows_of(options: dict[str, Any]) -> int:
+        """N: of how many terms the sum is."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss of a mini-batch at the current point, to be back-propagated."""
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """What is logged: ``loss``, the J that is minimised, and whatever else there is, such as ``accuracy``."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Stream:
+    """Mini-batches drawn from N rows. The same seed gives the same ones, whoever asks."""
+
+    def __init__(self, rows: int, batch: int, *, reshuffled: bool, seed_parts: list[Any]) -> None:
+        self.rows, self.batch, self.reshuffled = rows, batch, reshuffled
+        self.per_epoch = -(-rows // batch)
+        self._generator = torch.Generator().manual_seed(derive_seed("data order", *seed_parts))
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def next(self) -> Tensor:
+        """Reshuffled: go through all rows, the last short mini-batch included, then reshuffle. Else: any rows, independently."""
+        if not self.reshuffled:
+            return torch.randperm(self.rows, generator=self._generator)[: self.batch]
+        if not len(self._order):
+            self._order = torch.randperm(self.rows, generator=self._generator)
+        rows, self._order = self._order[: self.batch], self._order[self.batch :]
+        return rows
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"generator": self._generator.get_state(), "order": self._order.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._generator.set_state(state["generator"])
+        self._order = state["order"].clone()

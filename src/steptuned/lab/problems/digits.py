@@ -1,0 +1,65 @@
+"""An embedded real data set: scikit-learn's 8x8 handwritten digits, for people with no network at hand."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from steptuned.lab.problems.base import Batch, Problem, Stream
+from steptuned.lab.spec import derive_seed
+
+TRAINING = 1437
+
+
+class Digits(Problem):
+    """A small convolutional network, with or without BatchNorm, on 1,437 images; 360 are for the test."""
+
+    defaults: ClassVar[dict[str, Any]] = {"batchnorm": True, "batch": 64, "weight_decay": 1e-4}
+    description: ClassVar[str] = "8x8 handwritten digits, a small convolutional network"
+
+    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
+        images, labels = load_digits(return_X_y=True)
+        order = np.random.default_rng(derive_seed("split", "digits")).permutation(len(labels))
+        x = torch.tensor(images[order] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8).to(device)
+        y = torch.tensor(labels[order]).to(device)
+        self.x, self.y, self.x_test, self.y_test = x[:TRAINING], y[:TRAINING], x[TRAINING:], y[TRAINING:]
+        self.weight_decay = options["weight_decay"]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed("initial point", "digits", options["batchnorm"], seed))
+            self.model = _network(options["batchnorm"]).to(device)
+        self.parameters = list(self.model.parameters())
+        self.stream = Stream(len(self.y), options["batch"], reshuffled=True, seed_parts=["digits", options["batch"], seed])
+
+    @staticmethod
+    def rows_of(options: dict[str, Any]) -> int:
+        return TRAINING
+
+    def loss(self, batch: Batch) -> Tensor:
+        x, y = (self.x, self.y) if batch is None else (self.x[batch], self.y[batch])
+        return nn.functional.cross_entropy(self.model(x), y)
+
+    def evaluate(self) -> dict[str, float]:
+        self.model.eval()
+        with torch.no_grad():
+            plain = self.loss(None).item()
+            accuracy = (self.model(self.x_test).argmax(1) == self.y_test).float().mean().item()
+            penalty = self.weight_decay / 2 * sum(p.square().sum().item() for p in self.parameters)
+        self.model.train()
+        return {"loss": plain + penalty, "plain loss": plain, "accuracy": accuracy}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "stream": self.stream.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.stream.load_state_dict(state["stream"])
+
+
+def _network(batchnorm: bool) -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((1, 16), (16, 32)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *([nn.BatchNorm2d(outputs)] if batchnorm else [])]
+        layers += [nn.ELU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 10))

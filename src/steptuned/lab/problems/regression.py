@@ -1,0 +1,75 @@
+"""The paper's synthetic problem: non-convex regression, after Carmon et al. (2017)."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from steptuned.lab.problems.base import Batch, Problem, Stream
+from steptuned.lab.spec import derive_seed
+
+
+class Regression(Problem):
+    """J(theta) = mean of phi(A_n theta - b_n), phi(t) = t^2 / (1 + t^2).
+
+    A_n ~ N(0, I_P), z ~ N(0, 4 I_P), b = A z + 3 nu_1 + nu_2 with nu_1 ~ N(0, I_N), nu_2 ~ Bernoulli(0.3). Float64.
+    The instance decides A and b, the seed theta_0 ~ N(0, I_P) and the mini-batches.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {"rows": 500, "columns": 30, "batch": 50, "instance": 0}
+    description: ClassVar[str] = "non-convex regression (Figures 2 and 3)"
+
+    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
+        rows, columns, batch = options["rows"], options["columns"], options["batch"]
+        generator = torch.Generator().manual_seed(derive_seed("instance", "regression", rows, columns, options["instance"]))
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        A, z = normal(rows, columns), 2 * normal(columns)
+        b = A @ z + 3 * normal(rows) + (torch.rand(rows, generator=generator) < 0.3)
+        self.A, self.b = A.to(device), b.to(device)
+        start = torch.Generator().manual_seed(derive_seed("initial point", "regression", columns, seed))
+        self.theta = torch.randn(columns, generator=start, dtype=torch.float64).to(device).requires_grad_()
+        self.parameters = [self.theta]
+        self.batch = batch
+        self.stream = Stream(rows, batch, reshuffled=False, seed_parts=["regression", rows, batch, seed])
+
+    @staticmethod
+    def rows_of(options: dict[str, Any]) -> int:
+        return int(options["rows"])
+
+    def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return (self.A, self.b) if batch is None else (self.A[batch], self.b[batch])
+
+    def loss(self, batch: Batch) -> Tensor:
+        A, b = self._rows(batch)
+        square = (A @ self.theta - b) ** 2
+        return (square / (1 + square)).mean()
+
+    def full_gradient(self) -> list[Tensor]:
+        """The gradient of J, for Exact-GV."""
+        t = self.A @ self.theta.detach() - self.b
+        return [self.A.T @ (2 * t / (1 + t**2) ** 2) / len(t)]
+
+    def expectation(self) -> list[Tensor]:
+        """E[H_S g_S] over mini-batches S, for Expected-GV: exact, by the closed form for drawing without replacement."""
+        t = self.A @ self.theta.detach() - self.b
+        first, second = 2 * t / (1 + t**2) ** 2, 2 * (1 - 3 * t**2) / (1 + t**2) ** 3
+        N, b = len(t), self.batch
+        each = self.A.T @ (second * first * self.A.square().sum(1)) / N
+        whole = self.A.T @ (second * (self.A @ (self.A.T @ first / N))) / N
+        return [(1 - (b - 1) / (N - 1)) / b * each + (b - 1) * N / (b * (N - 1)) * whole]
+
+    def evaluate(self) -> dict[str, float]:
+        with torch.no_grad():
+            loss = self.loss(None).item()
+            return {"loss": loss, "gradient": self.full_gradient()[0].square().sum().item()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"theta": self.theta.detach().clone(), "stream": self.stream.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            self.theta.copy_(state["theta"])
+        self.stream.load_state_dict(state["stream"])

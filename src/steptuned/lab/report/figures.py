@@ -1,0 +1,240 @@
+"""The figures, from the outcome of an experiment, as PNG and SVG. A scale smaller than the paper's says so on the figure."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+
+from steptuned import rule
+from steptuned.lab.experiment import Group, Outcome
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.report.measures import ends, instances_to_level, rate_of
+from steptuned.lab.sweep import Results
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; each method has one, and a line of its own, everywhere.
+STYLES: dict[str, tuple[str, str]] = {
+    "sgd": ("#000000", "-"),
+    "gd": ("#000000", "-"),
+    "step-tuned-sgd": ("#0072B2", "-"),
+    "step-tuned-gd": ("#0072B2", "-"),
+    "step-tuned-sgd-default-bounds": ("#56B4E9", "-"),
+    "exact-gv": ("#D55E00", "--"),
+    "stochastic-gv": ("#CC79A7", "--"),
+    "expected-gv": ("#009E73", "--"),
+    "barzilai-borwein": ("#D55E00", "-"),
+    "armijo": ("#009E73", "-"),
+    "adam": ("#D55E00", "-"),
+    "rmsprop": ("#009E73", "-"),
+}
+SPARE = ("#E69F00", "#56B4E9", "#CC79A7", "#F0E442")
+
+
+def style_of(group: Group, index: int) -> tuple[str, str]:
+    return STYLES.get(group.entry.name) or (SPARE[index % len(SPARE)], "-.")
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """PNG and SVG, without dates, so that the same figure is the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    with matplotlib.rc_context({"svg.hashsalt": "steptuned"}):
+        for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
+            figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
+            written.append(path.with_suffix(suffix))
+    plt.close(figure)
+    return written
+
+
+def draw(outcome: Outcome, results: Results, folder: Path) -> list[Path]:
+    """The figure that the experiment's file asks for."""
+    figure = FIGURES[outcome.experiment.figure](outcome, results)
+    return save(figure, folder / outcome.experiment.name)
+
+
+def headline(figure: Figure, outcome: Outcome) -> None:
+    experiment = outcome.experiment
+    note = "" if experiment.scale == "paper" else f"   ({experiment.scale} scale: a smaller grid or budget than the paper's)"
+    figure.suptitle(f"{experiment.name}: {experiment.title}{note}", fontsize=9, wrap=True)
+
+
+def label_of(group: Group) -> str:
+    """The method and what was chosen for it."""
+    if group.winner is None:
+        return f"{group.entry.label}: no run finished"
+    chosen = [
+        f"{key} {','.join(f'{v:g}' for v in value) if isinstance(value, list) else format(value, 'g')}"
+        for key, value in group.winner.hyper.items()
+        if len(group.entry.axes[key]) > 1
+    ]
+    return f"{group.entry.label} ({', '.join(chosen)})" if chosen else group.entry.label
+
+
+def curves(
+    axis: Axes,
+    outcome: Outcome,
+    results: Results,
+    value: Callable[[dict[str, Any], int], float | None],
+    x: Callable[[dict[str, Any]], float],
+    labelled: bool = True,
+) -> None:
+    """A line for every seed, thin, with their mean and the band from smallest to largest."""
+    for index, group in enumerate(group for group in outcome.groups if group.instance == 0):
+        colour, line = style_of(group, index)
+        runs = []
+        for seed, spec in group.specs.items():
+            points = [(x(record), value(record, seed)) for record in results.records(spec)]
+            points = [(at, v) for at, v in points if v is not None and np.isfinite(v)]
+            if points:
+                runs.append(np.array(points).T)
+        if not runs:
+            axis.plot([], [], line, color=colour, label=f"{label_of(group)}, 0/{outcome.experiment.seeds} seeds")
+            continue
+        shortest = min(len(run[0]) for run in runs)
+        at, values = runs[0][0][:shortest], np.array([run[1][:shortest] for run in runs])
+        missing = "" if len(runs) == outcome.experiment.seeds else f", {len(runs)}/{outcome.experiment.seeds} SEEDS"
+        for run in runs:
+            axis.plot(*run, line, color=colour, linewidth=0.6, alpha=0.5)
+        axis.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.12, linewidth=0)
+        label = f"{label_of(group)}{missing}" if labelled else None
+        axis.plot(at, values.mean(0), line, color=colour, linewidth=1.6, label=label)
+
+
+def per_epoch(outcome: Outcome) -> int:
+    spec = outcome.groups[0].trials[0].spec
+    return -(-PROBLEMS[spec.problem].rows_of(spec.options) // spec.options["batch"])
+
+
+def distance_to_best(outcome: Outcome, results: Results) -> Figure:
+    figure, axis = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    curves(axis, outcome, results, lambda r, seed: max(r["loss"] - outcome.star[0, seed], 1e-9), lambda r: r["bp"])
+    axis.axhline(outcome.experiment.selection.within, color="0.6", linewidth=0.8, linestyle=":")
+    after = outcome.experiment.selection.star_after
+    axis.set(yscale="log", xlabel="iterations (back-propagations)", ylabel="J - J*", ylim=(1e-4, 1.5))
+    axis.set_title(f"J*: the best value of all methods after {after.iterations if after else 0:,} iterations", fontsize=8)
+    axis.legend(fontsize=7, frameon=False)
+    headline(figure, outcome)
+    return figure
+
+
+def loss(outcome: Outcome, results: Results) -> Figure:
+    epoch = per_epoch(outcome)
+    figure, axis = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    curves(axis, outcome, results, lambda r, _: r["loss"], lambda r: r["bp"] / epoch)
+    axis.set(yscale="log", xlabel=f"epochs (of {epoch} back-propagations)", ylabel="J")
+    axis.legend(fontsize=7, frameon=False)
+    headline(figure, outcome)
+    return figure
+
+
+def loss_accuracy_gamma(outcome: Outcome, results: Results) -> Figure:
+    figure, axes = plt.subplots(3, 1, figsize=(7, 7.5), sharex=True, height_ratios=(3, 2, 1.2), layout="constrained")
+    curves(axes[0], outcome, results, lambda r, _: r["loss"], lambda r: r["bp"])
+    curves(axes[1], outcome, results, lambda r, _: r["accuracy"], lambda r: r["bp"], labelled=False)
+    curves(axes[2], outcome, results, lambda r, _: r.get("gamma"), lambda r: r["bp"], labelled=False)
+    axes[0].set(yscale="log", ylabel="training loss J")
+    axes[0].legend(fontsize=7, frameon=False)
+    axes[1].set(ylabel="test accuracy", ylim=(0.8, 1.0))
+    axes[2].set(ylabel="gamma", xlabel="back-propagations", ylim=(0, None))
+    headline(figure, outcome)
+    return figure
+
+
+def instances(outcome: Outcome, results: Results) -> Figure:
+    """How each method did on every instance."""
+    soonest = outcome.experiment.selection.rule == "soonest"
+    table = instances_to_level(outcome, results) if soonest else ends(outcome, results)
+    figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    names = list(table)
+    for i, name in enumerate(names):
+        group = next(group for group in outcome.groups if group.entry.name == name)
+        values = np.array([v for v in table[name] if v is not None], dtype=float)
+        jitter = np.random.default_rng(i).uniform(-0.15, 0.15, len(values))
+        axis.scatter(values, i + jitter, s=14, color=style_of(group, i)[0], alpha=0.6)
+        if len(values):
+            low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+            axis.plot([low, high], [i, i], color=style_of(group, i)[0], linewidth=3, alpha=0.5)
+            axis.plot(middle, i, "|", color=style_of(group, i)[0], markersize=18, markeredgewidth=2)
+    labels = {group.entry.name: group.entry.label for group in outcome.groups}
+    counts = {name: sum(v is not None for v in table[name]) for name in names}
+    axis.set_yticks(range(len(names)), [f"{labels[n]}\n{counts[n]} of {len(table[n])}" for n in names], fontsize=8)
+    axis.invert_yaxis()
+    within = outcome.experiment.selection.within
+    axis.set(xscale="log", xlabel=f"iterations until J - J* < {within}" if soonest else "J at the end, mean of the seeds")
+    axis.set_title("a point an instance; bar: quartiles, tick: median", fontsize=8)
+    headline(figure, outcome)
+    return figure
+
+
+def rate(outcome: Outcome, results: Results) -> Figure:
+    figure, axis = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    for index, group in enumerate(outcome.groups):
+        fit = rate_of(group, results)
+        if fit is None:
+            continue
+        colour = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")[index % 4]
+        text = f"δ = {fit.delta:g}: slope {fit.slope:.2f} [{fit.low:.2f}, {fit.high:.2f}], theorem ≤ {-(0.5 - fit.delta):.2f}"
+        axis.loglog(fit.k, fit.smallest, color=colour, label=text)
+        start = len(fit.k) // 3
+        guide = fit.smallest[start] * (fit.k / fit.k[start]) ** -(0.5 - fit.delta)
+        axis.loglog(fit.k[start:], guide[start:], ":", color=colour, linewidth=1)
+    axis.set(xlabel="iterations k", ylabel="min over j < k of the mean of |∇J(θ_j)|²")
+    axis.set_title(f"{outcome.experiment.seeds} seeds; dotted: the theorem's rate k^-(1/2-δ), an upper bound", fontsize=8)
+    axis.legend(fontsize=8, frameon=False)
+    headline(figure, outcome)
+    return figure
+
+
+FIGURES: dict[str, Callable[[Outcome, Results], Figure]] = {
+    "distance to the best value": distance_to_best,
+    "loss": loss,
+    "loss, accuracy and gamma": loss_accuracy_gamma,
+    "instances": instances,
+    "rate": rate,
+}
+
+
+def curvature_illustration(folder: Path) -> list[Path]:
+    """Figure 1: a step where curvature is negative, then one where it is positive, by the library's own rule."""
+
+    def J(t: Any) -> Any:
+        return np.cos(1.2 * t) + 0.04 * (t - 1) ** 2
+
+    def slope(t: float) -> float:
+        return float(-1.2 * np.sin(1.2 * t) + 0.08 * (t - 1))
+
+    def bend(t: float) -> float:
+        return float(-1.44 * np.cos(1.2 * t) + 0.08)
+
+    nu, points = 2.2, [0.45]
+    for _ in range(2):
+        t, g, h = points[-1], slope(points[-1]), bend(points[-1])
+        # Along d = -g the model's curvature is h g^2 and |d|^2 = g^2: gamma = 1 / h where that is positive, nu elsewhere.
+        gamma = rule.gamma(torch.tensor(g * g), torch.tensor(h * g * g), nu).item()
+        points.append(t - gamma * g)
+    figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    grid = np.linspace(-0.6, 5, 400)
+    axis.plot(grid, J(grid), color="black", label="J")
+    names: Sequence[tuple[str, str]] = (("q⁻", "#D55E00"), ("q⁺", "#0072B2"))
+    for i, (name, colour) in enumerate(names):
+        t = points[i]
+        near = np.linspace(t - 1.3, t + 1.6, 200)
+        model = J(t) + slope(t) * (near - t) + bend(t) * (near - t) ** 2 / 2
+        kind = "negative" if bend(t) < 0 else "positive"
+        axis.plot(near, model, "--", color=colour, label=f"{name}: model at θ{'₀₁'[i]}, {kind} curvature")
+        arrow = {"arrowstyle": "->", "color": colour, "connectionstyle": "arc3,rad=-0.3"}
+        axis.annotate("", (points[i + 1], J(points[i + 1])), (t, J(t)), arrowprops=arrow)
+    for i, t in enumerate(points):
+        axis.plot(t, J(t), "o", color="black")
+        axis.annotate(f"θ{'₀₁₂'[i]}", (t, J(t)), textcoords="offset points", xytext=(6, 8))
+    axis.set(xlabel="θ", ylabel="J", ylim=(-1.5, 1.6))
+    axis.legend(fontsize=8, frameon=False)
+    figure.suptitle("figure-1: a large step where J is concave, the model's minimum where it is convex", fontsize=9)
+    return save(figure, folder / "figure-1")

@@ -1,0 +1,208 @@
+"""Runs on disk. One folder a run; whatever moment the writer is killed at, the folder can be trusted or repaired.
+
+    spec.json          what the run is
+    environment.json   with which versions, on which machine, it was begun
+    log.jsonl          one line a record, only ever appended to
+    checkpoint.pt      where to go on, with the log's length at that moment
+    result.json        written last: how the run ended, with length and checksum of the log
+    failed.json        why it was given up
+    running.json       by which process it is being run
+    lock               held by that process
+
+Files are replaced, never changed. The log is cut back to the checkpoint's length before a run goes on, so what a killed process
+had written beyond it, half a line included, is not seen again.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import filelock
+import torch
+
+from steptuned.lab.spec import RunSpec
+
+Status = Literal["finished", "diverged", "failed", "running", "unfinished", "corrupt"]
+
+COMPLETE: tuple[Status, ...] = ("finished", "diverged")
+
+
+class Run:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log_path = folder / "log.jsonl"
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    @property
+    def spec(self) -> RunSpec:
+        return RunSpec.model_validate_json((self.folder / "spec.json").read_text())
+
+    def result(self) -> dict[str, Any] | None:
+        """How the run ended, if it did and its log is still the one it ended with."""
+        result = self._read("result.json")
+        if result is None or not self.log_path.exists() or self.log_path.stat().st_size != result["bytes"]:
+            return None
+        return result
+
+    def status(self) -> Status:
+        result = self.result()
+        if result is not None:
+            status: Status = result["status"]
+            return status
+        if (self.folder / "failed.json").exists():
+            return "failed"
+        if not (self.folder / "spec.json").exists():
+            return "corrupt"
+        return "running" if self.is_locked() else "unfinished"
+
+    def failure(self) -> dict[str, Any] | None:
+        return self._read("failed.json")
+
+    def environment(self) -> dict[str, Any] | None:
+        return self._read("environment.json")
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of the log. A last line that is only half there is left out; a line that cannot be read is an error."""
+        if not self.log_path.exists():
+            return []
+        lines = self.log_path.read_bytes().split(b"\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise ValueError(f"{self.log_path} cannot be read ({error}): delete {self.folder} and run it again") from None
+
+    def last_record(self) -> dict[str, Any] | None:
+        """The newest whole record, without reading the whole log."""
+        try:
+            with open(self.log_path, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 4096))
+                lines = file.read().split(b"\n")
+            return json.loads(lines[-2]) if len(lines) > 1 else None
+        except (OSError, ValueError):
+            return None
+
+    def is_sound(self) -> bool:
+        """Whether the log of a complete run is, byte for byte, the one it ended with."""
+        result = self.result()
+        return result is not None and hashlib.sha256(self.log_path.read_bytes()).hexdigest() == result["sha256"]
+
+    def is_locked(self) -> bool:
+        try:
+            with filelock.FileLock(self.folder / "lock", blocking=False):
+                return False
+        except filelock.Timeout:
+            return True
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self.folder / name).read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:  # a file of another origin, or cut off with the machine's power: as if it were not there
+            return None
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    @contextmanager
+    def claim(self, environment: dict[str, Any]) -> Iterator[None]:
+        """Be the one process that writes this run; another one that wants to waits."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(self.folder / "lock"):
+            write_json(self.folder / "running.json", {"pid": os.getpid()})
+            if not (self.folder / "environment.json").exists():
+                write_json(self.folder / "environment.json", environment)
+            yield
+            (self.folder / "running.json").unlink(missing_ok=True)
+
+    def was_interrupted(self) -> bool:
+        """Whether a process began this run and neither ended it nor is still at it."""
+        return (self.folder / "running.json").exists() and not self.is_locked()
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The checkpoint, if there is one that fits the log; the log is cut back to it. Without one the log begins anew."""
+        (self.folder / "failed.json").unlink(missing_ok=True)
+        (self.folder / "result.json").unlink(missing_ok=True)
+        checkpoint: dict[str, Any] | None = None
+        try:
+            checkpoint = torch.load(self.folder / "checkpoint.pt", weights_only=True)
+            with open(self.log_path, "rb") as file:
+                begun = file.read(checkpoint["log bytes"])
+            if hashlib.sha256(begun).hexdigest() != checkpoint["log sha256"]:
+                checkpoint = None
+        except Exception:  # not there, or not readable for whatever reason: the run begins anew
+            checkpoint = None
+        length = checkpoint["log bytes"] if checkpoint else 0
+        with open(self.log_path, "ab") as file:
+            file.truncate(length)
+        return checkpoint
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], log: "Log") -> None:
+        log.flush()
+        path = self.folder / "checkpoint.pt"
+        temporary = path.with_suffix(".tmp")
+        torch.save({**checkpoint, "log bytes": log.bytes, "log sha256": log.hash.hexdigest()}, temporary)
+        os.replace(temporary, path)
+
+    def finish(self, status: Status, log: "Log", last: dict[str, Any]) -> None:
+        log.flush()
+        result = {"status": status, "bytes": log.bytes, "sha256": log.hash.hexdigest(), "last": last}
+        write_json(self.folder / "result.json", result)
+        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
+
+    def fail(self, reason: str) -> None:
+        write_json(self.folder / "failed.json", {"reason": reason})
+
+
+class Log:
+    """The log of a run, open for appending."""
+
+    def __init__(self, path: Path) -> None:
+        begun = path.read_bytes() if path.exists() else b""
+        self._file = path.open("ab")
+        self.bytes = len(begun)
+        self.hash = hashlib.sha256(begun)
+
+    def append(self, record: dict[str, Any]) -> None:
+        line = json.dumps(record).encode() + b"\n"
+        self._file.write(line)
+        self.hash.update(line)
+        self.bytes += len(line)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Store:
+    """A folder of runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "runs"
+
+    def run(self, spec: RunSpec, name: str) -> Run:
+        """The run of this spec, whose folder is made if need be."""
+        run = Run(self.folder / spec.problem / name)
+        if not (run.folder / "spec.json").exists():
+            run.folder.mkdir(parents=True, exist_ok=True)
+            write_json(run.folder / "spec.json", spec.model_dump(mode="json"))
+        return run
+
+    def runs(self) -> list[Run]:
+        return [Run(path.parent) for path in sorted(self.folder.glob("*/*/spec.json"))]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file as a whole."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+    os.replace(temporary, path)

@@ -1,0 +1,39 @@
+"""Runs for the tests of the laboratory."""
+
+import multiprocessing
+
+import pytest
+import torch
+
+from steptuned.lab.methods import METHODS
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.spec import RunSpec
+
+
+def make_spec(method="step-tuned-sgd", problem="regression", seed=0, budget=200, log_every=10, options=None, **hyper):
+    return RunSpec(
+        problem=problem,
+        options={**PROBLEMS[problem].defaults, **(options or {})},
+        method=method,
+        hyper={**METHODS[method].defaults, **hyper},
+        seed=seed,
+        scale="test",
+        budget=budget,
+        log_every=log_every,
+    )
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """Real processes that start quickly: forked from a server that has the laboratory loaded already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["steptuned.lab.run"])
+    return context
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,125 @@
+"""The command, as a user types it, in processes of its own."""
+
+import csv
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pyarrow.parquet
+import pytest
+
+from steptuned.lab.store import Store
+
+EXPERIMENT = """
+title = "a small comparison"
+figure = "loss"
+problem = "regression"
+seeds = 2
+budget = { epochs = 6 }
+log_every = 10
+[methods.sgd]
+decay = "iteration"
+lr = 10.0
+[methods.step-tuned-sgd]
+decay = "iteration"
+lr = [1.0, 10.0]
+"""
+
+
+def steptuned(*arguments, **environment):
+    command = [sys.executable, "-m", "steptuned.lab.cli", *map(str, arguments)]
+    env = {**os.environ, "COLUMNS": "200", **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "mine.toml").write_text(EXPERIMENT)
+    done = steptuned("run", folder / "mine.toml", "--jobs", "2", "--out", folder / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "out", done.stdout
+
+
+def test_run_says_what_it_will_do_does_it_and_sums_up(results):
+    out, said = results
+    assert "at most 6 runs, about" in said
+    assert "Step-Tuned SGD (lr" in said
+    assert "2/2" in said
+    for suffix in (".png", ".svg"):
+        assert (out / "figures" / f"mine{suffix}").stat().st_size > 1000
+    assert (out / "figures" / "mine.png").read_bytes().startswith(b"\x89PNG")
+    ElementTree.parse(out / "figures" / "mine.svg")
+
+
+def test_show_lists_the_runs_and_shouts_sets_that_are_not_complete(results):
+    out, _ = results
+    said = steptuned("show", out).stdout
+    assert "step-tuned-sgd" in said
+    assert "2/2 seeds" in said
+    assert "SEEDS" not in said
+    run = next(run for run in Store(out).runs() if run.spec.seed == 1)
+    kept = run.log_path.read_bytes()
+    run.log_path.write_bytes(kept[:-10])
+    said = steptuned("show", out).stdout
+    assert "1/2 SEEDS" in said
+    assert "unfinished" in said
+    run.log_path.write_bytes(kept)
+
+
+def test_export_writes_every_record(results, tmp_path):
+    out, _ = results
+    expected = sum(len(run.records()) for run in Store(out).runs())
+    done = steptuned("export", out, "--csv", tmp_path / "a.csv", "--parquet", tmp_path / "a.parquet")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    assert len(rows) == table.num_rows == expected
+    assert {"run", "method", "seed", "bp", "loss", "gamma"} <= set(table.column_names)
+    assert float(rows[-1]["loss"]) == table.column("loss")[-1].as_py()
+
+
+def test_list_names_problems_methods_and_experiments():
+    said = steptuned("list").stdout
+    for name in ("regression", "digits", "step-tuned-sgd", "armijo", "figure-1", "figure-3", "rate"):
+        assert name in said
+
+
+def test_figure_1_needs_no_run(tmp_path):
+    done = steptuned("reproduce", "figure-1", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "figures" / "figure-1.png").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["reproduce", "figure-99"], "there is no experiment 'figure-99'; valid: all, figure-1"),
+        (["run", "nothing.toml"], "nothing.toml: cannot be read: No such file or directory"),
+        (["show", "nowhere"], "there is no folder nowhere"),
+        (["export", "."], "say where to: --csv FILE or --parquet FILE"),
+        (["reproduce", "figure-1", "--device", "warp"], "device 'warp' cannot be used here"),
+    ],
+)
+def test_a_mistake_gives_one_sentence_and_an_honest_exit_code(arguments, sentence, tmp_path):
+    done = steptuned(*arguments)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_said_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = steptuned("reproduce", "figure-1", "--out", tmp_path / "file" / "out")
+    assert done.returncode == 1
+    assert "choose another folder with --out" in done.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["reproduce"], ["run"], ["show"], ["export"], ["list"]])
+def test_help_is_there(command):
+    done = steptuned(*command, "--help")
+    assert done.returncode == 0
+    assert "Usage" in done.stdout

@@ -1,0 +1,44 @@
+"""Numbers of the tables and figures."""
+
+import numpy as np
+import pytest
+
+from steptuned.lab.experiment import Entry, Group, Trial
+from steptuned.lab.report.measures import compare, rate_of, wilson
+
+
+def test_a_comparison_counts_instances_and_gives_an_interval():
+    table = {"a": [1.0, 2.0, None, 4.0, None], "b": [2.0, 1.0, 3.0, None, None]}
+    c = compare(table, "a", "b")
+    assert (c.wins, c.instances) == (2, 4), "a number beats none; none against none is no instance"
+    assert c.median_ratio == 1.25
+    assert c.low < 0.5 < c.high
+
+
+def test_wilsons_interval_has_its_textbook_values():
+    low, high = wilson(8, 10)
+    assert low == pytest.approx(0.4902, abs=1e-3)
+    assert high == pytest.approx(0.9433, abs=1e-3)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+class Logs:
+    def __init__(self, exponent, noise):
+        self.exponent, self.noise = exponent, noise
+
+    def records(self, seed):
+        generator = np.random.default_rng(seed)
+        ks = np.unique(np.geomspace(1, 1e5, 200).astype(int))
+        values = ks**self.exponent * np.exp(self.noise * generator.standard_normal(len(ks)))
+        return [{"batches": int(k), "gradient": float(v)} for k, v in zip(ks, values, strict=True)]
+
+
+@pytest.mark.parametrize(("exponent", "supported"), [(-0.8, True), (-0.5, True), (-0.2, False)])
+def test_the_rate_is_found_and_judged_as_an_upper_bound(exponent, supported):
+    entry = Entry(name="a", method="step-tuned-sgd", label="a", axes={"delta": [0.001]})
+    group = Group(entry, 0, [], Trial({"delta": 0.001}, None), dict(enumerate(range(20))))
+    fit = rate_of(group, Logs(exponent, 0.05))
+    assert fit.slope == pytest.approx(exponent, abs=0.03)
+    assert fit.low <= fit.slope + 0.01
+    assert fit.slope - 0.01 <= fit.high
+    assert fit.supported == supported

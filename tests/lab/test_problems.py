@@ -1,0 +1,141 @@
+"""The problems: their gradients, their streams, and that every method of a seed meets the same."""
+
+import numpy as np
+import pytest
+import torch
+
+from problems import Regression as Twin
+from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.problems.base import Stream
+from steptuned.lab.problems.regression import Regression
+
+CPU = torch.device("cpu")
+MINI_BATCH = [name for name, method in METHODS.items() if not method.full_batch]
+
+
+def make(name="regression", seed=0, **options):
+    return PROBLEMS[name]({**PROBLEMS[name].defaults, **options}, seed, CPU)
+
+
+def test_the_vectors_of_the_regression_are_those_of_its_twin():
+    problem = make(rows=60, columns=8, batch=6)
+    twin = Twin(n=60, p=8, batch=6)
+    twin.A, twin.b = problem.A.numpy(), problem.b.numpy()
+    theta = problem.theta.detach().numpy()
+    np.testing.assert_allclose(problem.evaluate()["loss"], twin.value(theta), rtol=1e-12)
+    np.testing.assert_allclose(problem.full_gradient()[0], twin.full_gradient(theta), rtol=1e-10)
+    np.testing.assert_allclose(problem.expectation()[0], twin.expectation(theta), rtol=1e-10)
+    (gradient,) = torch.autograd.grad(problem.loss(None), problem.theta)
+    np.testing.assert_allclose(gradient, twin.full_gradient(theta), rtol=1e-10)
+
+
+def test_the_regression_has_the_sizes_and_distributions_of_the_paper():
+    problem = make()
+    assert problem.A.shape == (500, 30)
+    assert abs(problem.A.mean()) < 0.03
+    assert abs(problem.A.std() - 1) < 0.03
+    large = make(rows=20000, columns=4)
+    # b has variance 4 |A_n|^2 + 9 + 0.3 * 0.7 given z, and mean 0.3
+    z = torch.linalg.lstsq(large.A, large.b - 0.3).solution
+    residual = large.b - large.A @ z
+    assert abs(residual.mean() - 0.3) < 0.1
+    assert abs(residual.std() - (9 + 0.21) ** 0.5) < 0.1
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_method_of_a_seed_starts_at_the_same_point_and_sees_the_same_mini_batches(problem):
+    seen = []
+    for name in MINI_BATCH:
+        if name.endswith("-gv") and problem != "regression":
+            continue
+        subject = make(problem, seed=7)
+        driver = Driver(name, subject, METHODS[name].defaults)
+        start = torch.cat([p.detach().reshape(-1).clone() for p in subject.parameters])
+        batches = []
+        while len(batches) < 30:
+            driver.advance()
+            batches.append(driver._batch.tolist())
+            if driver.uses == 2:
+                driver.advance()
+                assert driver._batch.tolist() == batches[-1], "both passes are on the same mini-batch"
+        seen.append((start, batches))
+    for start, batches in seen[1:]:
+        assert torch.equal(start, seen[0][0])
+        assert batches == seen[0][1]
+
+
+def test_another_seed_is_another_start_and_other_mini_batches():
+    a, b = make(seed=0), make(seed=1)
+    assert not torch.equal(a.theta, b.theta)
+    assert torch.equal(a.A, b.A), "but the same problem"
+    assert a.stream.next().tolist() != b.stream.next().tolist()
+    assert not torch.equal(make(instance=1).A, a.A)
+    assert torch.equal(make(instance=1).theta, a.theta)
+
+
+def test_a_reshuffled_stream_goes_through_all_rows_and_keeps_the_last_short_batch():
+    stream = Stream(10, 4, reshuffled=True, seed_parts=[1])
+    assert stream.per_epoch == 3
+    for _ in range(3):
+        batches = [stream.next() for _ in range(3)]
+        assert [len(b) for b in batches] == [4, 4, 2]
+        assert sorted(torch.cat(batches).tolist()) == list(range(10))
+
+
+def test_an_independent_stream_draws_subsets_without_repetition():
+    stream = Stream(10, 4, reshuffled=False, seed_parts=[1])
+    batches = [stream.next().tolist() for _ in range(200)]
+    assert all(len(set(batch)) == 4 for batch in batches)
+    counts = np.bincount(np.ravel(batches), minlength=10)
+    assert counts.min() > 50
+
+
+@pytest.mark.parametrize("reshuffled", [True, False])
+def test_a_stream_goes_on_from_its_state(reshuffled):
+    stream = Stream(10, 4, reshuffled=reshuffled, seed_parts=[1])
+    for _ in range(4):
+        stream.next()
+    state = stream.state_dict()
+    expected = [stream.next().tolist() for _ in range(9)]
+    other = Stream(10, 4, reshuffled=reshuffled, seed_parts=[2])
+    other.load_state_dict(state)
+    assert [other.next().tolist() for _ in range(9)] == expected
+
+
+def test_the_epoch_decay_of_both_methods_is_by_back_propagations():
+    """q = 1 + back-propagations so far // per epoch, taken at the start of an iteration."""
+    problem = make("digits")
+    per_epoch = problem.stream.per_epoch
+    assert per_epoch == 23
+    sgd = Driver("sgd", problem, {**METHODS["sgd"].defaults, "lr": 1.0, "delta": 0.0})
+    tuned = Driver(
+        "step-tuned-sgd",
+        make("digits"),
+        {**METHODS["step-tuned-sgd"].defaults, "lr": 1.0, "delta": 0.0, "bounds": [1.0, 1.0], "nu": 1.0},
+    )
+    for done in range(80):
+        q = 1 + done // per_epoch
+        assert sgd.optimizer.param_groups[0]["lr"] == pytest.approx(q**-0.5)
+        sgd.advance()
+        tuned.advance()
+        first = done - done % 2  # the iteration's first back-propagation
+        assert tuned.optimizer.param_groups[0]["step"].item() == pytest.approx((1 + first // per_epoch) ** -0.5)
+
+
+def test_the_logged_loss_has_its_regularisation():
+    problem = make("digits", weight_decay=0.5)
+    record = problem.evaluate()
+    penalty = 0.25 * sum(p.square().sum().item() for p in problem.parameters)
+    assert record["loss"] == pytest.approx(record["plain loss"] + penalty)
+    assert 0 <= record["accuracy"] <= 1
+
+
+def test_the_expectation_is_the_problems_own(monkeypatch):
+    problem = make()
+    driver = Driver("expected-gv", problem, METHODS["expected-gv"].defaults)
+    calls = []
+    monkeypatch.setattr(Regression, "expectation", lambda self: calls.append(1) or [torch.ones(30, dtype=torch.float64)])
+    driver.optimizer._ask = problem.expectation
+    driver.advance()
+    assert calls

@@ -1,0 +1,142 @@
+"""Real processes, killed at random moments by SIGKILL, end with exactly the numbers of an undisturbed run."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import make_spec
+from test_store import numbers
+
+from steptuned.lab.run import execute, folder_of
+from steptuned.lab.store import Run, Store
+
+
+def _execute(folder):
+    torch.set_num_threads(1)
+    execute(Run(folder), {}, checkpoint_seconds=0.02)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kills"),
+    [
+        ({"method": "step-tuned-sgd", "budget": 6000, "log_every": 7}, 8),
+        ({"method": "sgd", "budget": 6000, "log_every": 50}, 4),
+        ({"problem": "digits", "method": "step-tuned-sgd", "budget": 600, "log_every": 23}, 8),
+    ],
+    ids=["regression, two passes", "regression, one pass", "a network"],
+)
+def test_a_run_killed_again_and_again_ends_with_the_same_numbers(tmp_path, processes, spec, kills):
+    undisturbed = folder_of(Store(tmp_path / "undisturbed"), make_spec(**spec))
+    execute(undisturbed, {})
+    run = folder_of(Store(tmp_path / "disturbed"), make_spec(**spec))
+    chance = random.Random(0)
+    killed = 0
+    while run.result() is None:
+        child = processes.Process(target=_execute, args=(run.folder,))
+        child.start()
+        if killed < kills:
+            child.join(chance.uniform(0.1, 0.5))
+            if child.is_alive():
+                os.kill(child.pid, signal.SIGKILL)
+                killed += 1
+        child.join()
+    assert killed == kills, "the run ended before it was killed often enough: give it a larger budget"
+    assert numbers(run) == numbers(undisturbed)
+    assert run.is_sound()
+
+
+EXPERIMENT = """
+title = "a small sweep"
+figure = "loss"
+problem = "regression"
+seeds = 2
+budget = { epochs = 300 }
+log_every = 20
+[selection]
+after = { epochs = 100 }
+[methods.sgd]
+decay = "iteration"
+lr = [1.0, 10.0]
+[methods.step-tuned-sgd]
+decay = "iteration"
+lr = [1.0, 10.0]
+"""
+
+
+class Sweep:
+    """The command, in a session of its own, so that it can be killed with its workers."""
+
+    def __init__(self, path, out):
+        command = [
+            sys.executable,
+            "-m",
+            "steptuned.lab.cli",
+            "run",
+            path,
+            "--jobs",
+            "2",
+            "--out",
+            out,
+            "--checkpoint-seconds",
+            "0.05",
+        ]
+        self.said = path.parent / f"said-{time.monotonic_ns()}.txt"
+        with self.said.open("w") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def kill(self, number):
+        os.killpg(self.process.pid, number)
+        return self.process.wait(60)
+
+
+def all_numbers(folder):
+    return {run.spec.identity: numbers(run) for run in Store(folder).runs()}
+
+
+def checkpoints(folder):
+    """What changes as soon as some run has come a little further."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/*") if path.name in ("checkpoint.pt", "result.json")}
+
+
+def test_a_sweep_killed_again_and_again_ends_with_the_same_numbers(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(EXPERIMENT)
+    undisturbed = Sweep(path, tmp_path / "undisturbed")
+    assert undisturbed.process.wait() == 0, undisturbed.said.read_text()
+    chance = random.Random(1)
+    killed = 0
+    while True:
+        sweep = Sweep(path, tmp_path / "disturbed")
+        begun = checkpoints(tmp_path / "disturbed")
+        while sweep.process.poll() is None and (killed == 3 or checkpoints(tmp_path / "disturbed") == begun):
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 1))
+        if sweep.process.poll() is not None:
+            break
+        sweep.kill(signal.SIGKILL)
+        killed += 1
+    assert sweep.process.returncode == 0, sweep.said.read_text()
+    assert killed == 3
+    assert all_numbers(tmp_path / "disturbed") == all_numbers(tmp_path / "undisturbed")
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(EXPERIMENT.replace("epochs = 300", "epochs = 20_000").replace("epochs = 100", "epochs = 10_000"))
+    sweep = Sweep(path, tmp_path / "out")
+    logs = tmp_path / "out" / "runs"
+    deadline = time.monotonic() + 60
+    while not any(run.last_record() for run in Store(tmp_path / "out").runs()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    code = sweep.kill(signal.SIGINT)
+    output = sweep.said.read_text()
+    assert code == 130, output
+    assert "nothing is lost" in output
+    assert "Traceback" not in output
+    assert "--jobs 2" in output.replace("\n", " "), "the command to go on with"
+    assert logs.exists()

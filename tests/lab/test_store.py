@@ -1,0 +1,227 @@
+"""What is on disk can be trusted, or is noticed and repaired."""
+
+import hashlib
+import json
+import os
+import time
+
+import pytest
+import torch
+from conftest import make_spec
+
+from steptuned.lab.run import execute, folder_of
+from steptuned.lab.store import Run, Store
+
+ENVIRONMENT = {"torch": "of this test"}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path)
+
+
+def numbers(run):
+    """All that is logged, but seconds."""
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in run.records()]
+
+
+def finished(store, **spec):
+    run = folder_of(store, make_spec(**spec))
+    assert execute(run, ENVIRONMENT) == "finished"
+    return run
+
+
+def test_a_run_leaves_spec_log_environment_and_result(store):
+    run = finished(store)
+    assert sorted(os.listdir(run.folder)) == ["environment.json", "lock", "log.jsonl", "result.json", "spec.json"]
+    assert run.spec == make_spec()
+    assert run.environment() == ENVIRONMENT
+    records = run.records()
+    assert [record["bp"] for record in records] == list(range(0, 201, 10))
+    wanted = {"bp", "batches", "samples", "seconds", "loss", "gamma", "curvature", "negative"}
+    assert wanted <= records[-1].keys()
+    assert records[-1]["batches"] == 100
+    assert records[-1]["samples"] == 200 * 50
+    assert run.status() == "finished"
+    assert run.is_sound()
+    assert run.last_record() == records[-1]
+
+
+def test_a_finished_run_is_not_run_again(store):
+    run = finished(store)
+    before = run.log_path.stat().st_mtime_ns
+    assert execute(run, ENVIRONMENT) == "finished"
+    assert run.log_path.stat().st_mtime_ns == before
+
+
+def test_a_diverged_run_is_a_result_and_stops_early(store, monkeypatch):
+    from steptuned.lab.problems.regression import Regression
+
+    evaluate = Regression.evaluate
+    calls = []
+
+    def broken(self):
+        calls.append(1)
+        return {**evaluate(self), "loss": float("nan")} if len(calls) > 5 else evaluate(self)
+
+    monkeypatch.setattr(Regression, "evaluate", broken)
+    run = folder_of(store, make_spec())
+    assert execute(run, ENVIRONMENT) == "diverged"
+    assert run.status() == "diverged"
+    assert len(run.records()) == 6
+
+
+def spoil_half_a_line(run):
+    with open(run.log_path, "ab") as file:
+        file.write(b'{"bp": 9999, "loss": 0.')
+
+
+def spoil_cut(run):
+    with open(run.log_path, "ab") as file:
+        file.truncate(run.log_path.stat().st_size - 7)
+
+
+def spoil_result(run):
+    (run.folder / "result.json").write_text('{"status": "fini')
+
+
+def spoil_gone(run):
+    run.log_path.unlink()
+
+
+@pytest.mark.parametrize("spoil", [spoil_half_a_line, spoil_cut, spoil_result, spoil_gone])
+def test_a_spoiled_result_is_noticed_and_the_run_repaired(store, spoil):
+    run = finished(store)
+    expected = numbers(run)
+    spoil(run)
+    assert run.status() == "unfinished"
+    assert execute(run, ENVIRONMENT) == "finished"
+    assert numbers(run) == expected
+    assert run.is_sound()
+
+
+def test_a_log_changed_at_the_same_length_is_not_sound(store):
+    run = finished(store)
+    content = run.log_path.read_bytes()
+    run.log_path.write_bytes(content.replace(b'"bp": 1', b'"bp": 2', 1))
+    assert not run.is_sound()
+
+
+def test_half_a_last_line_is_not_read(store):
+    run = finished(store)
+    expected = run.records()
+    spoil_half_a_line(run)
+    assert run.records() == expected
+    assert run.last_record() == expected[-1]
+
+
+def test_a_line_that_cannot_be_read_is_said_with_the_way_out(store):
+    run = finished(store)
+    run.log_path.write_bytes(b"{broken\n" + run.log_path.read_bytes())
+    with pytest.raises(ValueError, match=r"cannot be read .*: delete .* and run it again"):
+        run.records()
+
+
+class Stop(KeyboardInterrupt):
+    pass
+
+
+def interrupted(store, monkeypatch, after, **spec):
+    """A run that made a checkpoint before every back-propagation and stopped without notice."""
+    from steptuned.lab.methods import Driver
+
+    run = folder_of(store, make_spec(**spec))
+    advance, calls = Driver.advance, []
+
+    def until(self):
+        calls.append(1)
+        if len(calls) > after:
+            raise Stop
+        advance(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "advance", until)
+        with pytest.raises(Stop):
+            execute(run, ENVIRONMENT, checkpoint_seconds=0.0)
+    return run
+
+
+@pytest.mark.parametrize("after", [1, 2, 57, 58, 199])
+@pytest.mark.parametrize("method", ["step-tuned-sgd", "sgd", "adam", "expected-gv", "armijo", "step-tuned-gd"])
+def test_a_checkpoint_goes_on_with_the_same_numbers_also_between_the_passes(store, tmp_path, monkeypatch, method, after):
+    expected = numbers(finished(Store(tmp_path / "undisturbed"), method=method))
+    run = interrupted(store, monkeypatch, after, method=method)
+    assert run.status() == "unfinished"
+    assert execute(run, ENVIRONMENT) == "finished"
+    assert numbers(run) == expected
+    assert not (run.folder / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("problem", ["digits"])
+@pytest.mark.parametrize("after", [25, 26])
+def test_a_network_goes_on_with_the_same_numbers(store, tmp_path, monkeypatch, problem, after):
+    spec = {"problem": problem, "budget": 46, "log_every": 5}
+    expected = numbers(finished(Store(tmp_path / "undisturbed"), **spec))
+    run = interrupted(store, monkeypatch, after, **spec)
+    assert execute(run, ENVIRONMENT) == "finished"
+    assert numbers(run) == expected
+
+
+@pytest.mark.parametrize("what", ["cut", "foreign", "log behind", "log changed"])
+def test_a_checkpoint_that_cannot_be_trusted_is_not(store, tmp_path, monkeypatch, what):
+    expected = numbers(finished(Store(tmp_path / "undisturbed")))
+    run = interrupted(store, monkeypatch, 120)
+    path = run.folder / "checkpoint.pt"
+    if what == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif what == "foreign":
+        torch.save({"weights": torch.ones(2)}, path)
+    elif what == "log behind":
+        with open(run.log_path, "ab") as file:
+            file.truncate(20)
+    else:
+        run.log_path.write_bytes(run.log_path.read_bytes().replace(b'"bp": 10', b'"bp": 11', 1))
+    assert execute(run, ENVIRONMENT) == "finished"
+    assert numbers(run) == expected
+
+
+def test_untrusted_bytes_are_never_unpickled(store, tmp_path, monkeypatch):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "evil"),)
+
+    run = interrupted(store, monkeypatch, 50)
+    torch.save({"problem": Evil()}, run.folder / "checkpoint.pt")
+    assert execute(run, ENVIRONMENT) == "finished"
+    assert not (tmp_path / "evil").exists()
+
+
+def _execute(folder):
+    torch.set_num_threads(1)
+    execute(Run(folder), ENVIRONMENT)
+
+
+def test_two_processes_never_write_the_same_run(store, tmp_path, processes):
+    spec = {"budget": 2000}
+    expected = numbers(finished(Store(tmp_path / "alone"), **spec))
+    run = folder_of(store, make_spec(**spec))
+    children = [processes.Process(target=_execute, args=(run.folder,)) for _ in range(3)]
+    for child in children:
+        child.start()
+    seen = set()
+    while any(child.is_alive() for child in children):
+        seen.add(run.status())
+        time.sleep(0.02)
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    assert numbers(run) == expected
+    assert run.is_sound()
+    assert "running" in seen
+
+
+def test_files_are_replaced_as_a_whole(store):
+    run = finished(store)
+    result = json.loads((run.folder / "result.json").read_text())
+    assert result["sha256"] == hashlib.sha256(run.log_path.read_bytes()).hexdigest()
+    assert not list(run.folder.glob("*.tmp"))

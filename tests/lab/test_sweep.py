@@ -1,0 +1,130 @@
+"""Sweeps: parallel, resumable, and not to be brought down by one run."""
+
+import os
+import signal
+
+import pytest
+from conftest import make_spec
+from rich.console import Console
+from test_store import numbers
+
+from steptuned.lab.experiment import load
+from steptuned.lab.problems.regression import Regression
+from steptuned.lab.run import execute, folder_of
+from steptuned.lab.store import Store
+from steptuned.lab.sweep import Sweep, duration, estimate, outcome_of
+
+EXPERIMENT = """
+title = "a small sweep"
+figure = "loss"
+problem = "regression"
+seeds = 2
+budget = { epochs = 10 }
+log_every = 10
+[selection]
+after = { epochs = 4 }
+[methods.sgd]
+decay = "iteration"
+lr = [1.0, 10.0, 100.0]
+[methods.step-tuned-sgd]
+decay = "iteration"
+lr = [1.0, 10.0]
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(EXPERIMENT)
+    return load(path, "paper")
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    sweep = Sweep(tmp_path / "out", 2, Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    yield sweep
+    sweep._executor(2).shutdown(kill_workers=True)
+    sweep.console.file.close()
+
+
+def test_a_sweep_runs_all_and_the_second_time_nothing(experiment, sweep):
+    outcome = sweep.run(experiment)
+    runs = sweep.store.runs()
+    assert {run.status() for run in runs} == {"finished"}
+    assert len(runs) == 5 + 4, "the winners are longer than the grid's runs, so they are runs of their own"
+    assert all(len(group.specs) == 2 for group in outcome.groups)
+    assert runs[0].environment()["threads"] == max(1, os.cpu_count() // 2)
+    before = {run.folder: run.log_path.stat().st_mtime_ns for run in runs}
+    again = sweep.run(experiment)
+    assert {run.folder: run.log_path.stat().st_mtime_ns for run in sweep.store.runs()} == before
+    assert [g.winner.hyper for g in again.groups] == [g.winner.hyper for g in outcome.groups]
+    stored = outcome_of(experiment, sweep.store)
+    assert [g.winner.hyper for g in stored.groups] == [g.winner.hyper for g in outcome.groups]
+
+
+def test_a_changed_line_runs_only_what_is_new(experiment, sweep, tmp_path):
+    sweep.run(experiment)
+    before = {run.folder for run in sweep.store.runs()}
+    path = tmp_path / "small.toml"
+    path.write_text(EXPERIMENT.replace("lr = [1.0, 10.0]\n", "lr = [1.0, 10.0, 0.001]\n"))
+    sweep.run(load(path, "paper"))
+    new = {run.folder for run in sweep.store.runs()} - before
+    assert len(new) == 1
+    assert "lr=0.001" in new.pop().name
+
+
+def test_the_numbers_do_not_depend_on_the_number_of_jobs(experiment, sweep, tmp_path):
+    sweep.run(experiment)
+    for run in sweep.store.runs():
+        alone = folder_of(Store(tmp_path / "alone"), run.spec)
+        execute(alone, {})
+        assert numbers(alone) == numbers(run)
+
+
+class Deadly(Regression):
+    """A problem that kills its process: always, or the first time."""
+
+    def __init__(self, options, seed, device):
+        super().__init__(options, seed, device)
+        here = os.environ["STEPTUNED_TEST_FOLDER"]
+        marker = os.path.join(here, "died once")
+        if options["columns"] == 13 or (options["columns"] == 7 and not os.path.exists(marker)):
+            open(marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if options["columns"] == 5:
+            raise ZeroDivisionError("an error of the problem's own")
+
+
+@pytest.mark.parametrize("columns", [13, 7, 5], ids=["always", "once", "an exception"])
+def test_a_worker_that_dies_is_tried_again_and_the_others_go_on(sweep, tmp_path, monkeypatch, columns):
+    monkeypatch.setenv("STEPTUNED_TEST_FOLDER", str(tmp_path))
+    monkeypatch.setattr("steptuned.lab.sweep.work", deadly_work)
+    specs = [make_spec(budget=100, seed=seed) for seed in range(4)]
+    specs.insert(1, make_spec(budget=100, options={"columns": columns}))
+    sweep._stage("test", specs)
+    runs = [folder_of(sweep.store, spec) for spec in specs]
+    expected = "finished" if columns == 7 else "failed"
+    assert [run.status() for run in runs] == ["finished", expected, "finished", "finished", "finished"]
+    assert len(sweep.failed) == (expected == "failed")
+    if expected == "failed":
+        reason = runs[1].failure()["reason"]
+        assert reason == ("its process died twice" if columns == 13 else "ZeroDivisionError: an error of the problem's own")
+        sweep.failed.clear()
+        sweep._stage("test", specs)  # a failed run is tried anew by the next sweep
+        assert len(sweep.failed) == 1
+
+
+def deadly_work(*arguments):
+    from steptuned.lab import problems
+    from steptuned.lab.sweep import work
+
+    problems.PROBLEMS["regression"] = Deadly
+    return work(*arguments)
+
+
+def test_the_estimate_is_of_the_right_size(experiment):
+    runs, seconds = estimate(experiment, "cpu")
+    assert runs == 5 + 4
+    back_propagations = 5 * 40 + 4 * 100
+    assert 1e-5 * back_propagations < seconds < 1e-1 * back_propagations
+    assert [duration(s) for s in (0.2, 89, 600, 7200)] == ["1 s", "89 s", "10 min", "2.0 h"]
