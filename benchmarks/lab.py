@@ -11,6 +11,7 @@ import json
 import statistics
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="gamma has been at")  # as in a run of the laboratory
     overhead(arguments.rounds)
     growth()
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -28,12 +29,12 @@ class RunSpec(BaseModel):
     log_growth: float = 1.0
     """The factor from one record to the next, at least: above 1 the log is even on a logarithmic axis."""
 
-    @property
+    @cached_property
     def identity(self) -> str:
         return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
 
     def canonical(self) -> str:
-        return canonical(self.model_dump(mode="json"))
+        return canonical(dict(self))
 
     def name(self, default_options: dict[str, Any], default_hyper: dict[str, Any]) -> str:
         """A readable folder name: what differs from the defaults, and enough of the identity to be unique."""
@@ -41,7 +42,7 @@ class RunSpec(BaseModel):
             f"{key}={_short(value)}"
             for values, defaults in ((self.options, default_options), (self.hyper, default_hyper))
             for key, value in sorted(values.items())
-            if canonical(defaults.get(key)) != canonical(value)
+            if value != defaults.get(key)
         ]
         words = [self.method, *differs, f"seed={self.seed}", f"bp={self.budget}"]
         readable = re.sub(r"[^A-Za-z0-9=.,_+-]+", "-", "_".join(words))[:140]
