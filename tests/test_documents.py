@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 import steptuned
+from steptuned.lab.experiment import load
+from steptuned.lab.report.figures import FIGURES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -119,6 +121,8 @@ def test_importing_the_package_needs_torch_only_and_is_light():
 import sys, torch
 before = {name.split(".")[0] for name in sys.modules}
 import steptuned
+from steptuned.lab.experiment import load
+from steptuned.lab.report.figures import FIGURES
 print(sorted({name.split(".")[0] for name in sys.modules} - before - {"steptuned"} - set(sys.stdlib_module_names)))
 print("torch._dynamo" in sys.modules, "torch.distributed.checkpoint" in sys.modules)
 """
@@ -131,3 +135,12 @@ def test_the_public_names_are_all_there():
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {steptuned.__version__}\n" in citation
     assert (Path(steptuned.__file__).parent / "py.typed").exists()
+
+
+def test_the_experiment_of_the_readme_is_valid(tmp_path):
+    (text,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    experiment = load(path, "paper")
+    assert len(experiment.entries) == 2
+    assert experiment.figure in FIGURES
