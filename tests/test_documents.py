@@ -121,8 +121,6 @@ def test_importing_the_package_needs_torch_only_and_is_light():
 import sys, torch
 before = {name.split(".")[0] for name in sys.modules}
 import steptuned
-from steptuned.lab.experiment import load
-from steptuned.lab.report.figures import FIGURES
 print(sorted({name.split(".")[0] for name in sys.modules} - before - {"steptuned"} - set(sys.stdlib_module_names)))
 print("torch._dynamo" in sys.modules, "torch.distributed.checkpoint" in sys.modules)
 """

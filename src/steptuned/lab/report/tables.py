@@ -79,7 +79,7 @@ def _instances(outcome: Outcome, results: Results) -> Table:
     columns = (
         "method",
         "reached" if soonest else "finished",
-        "median [quartiles]",
+        "median (quartiles)",
         f"smaller than {base} on",
         "95 % interval",
         "median ratio",
@@ -90,7 +90,11 @@ def _instances(outcome: Outcome, results: Results) -> Table:
     for name in names:
         values = [v for v in numbers[name] if v is not None]
         quartiles = np.quantile(values, (0.25, 0.5, 0.75)) if values else [np.nan] * 3
-        row = [labels[name], f"{len(values)}/{len(numbers[name])}", f"{quartiles[1]:.4g} [{quartiles[0]:.4g}, {quartiles[2]:.4g}]"]
+        row = [
+            labels[name],
+            f"{len(values)}/{len(numbers[name])}",
+            f"{quartiles[1]:.4g} ({quartiles[0]:.4g} to {quartiles[2]:.4g})",
+        ]
         if name != base:
             c = compare(numbers, name, base)
             row += [f"{c.wins}/{c.instances}", f"{c.low:.0%} to {c.high:.0%}", f"{c.median_ratio:.3g}"]
@@ -100,15 +104,14 @@ def _instances(outcome: Outcome, results: Results) -> Table:
 
 def _rates(outcome: Outcome, results: Results) -> Table:
     table = _new(f"{outcome.experiment.name} ({outcome.experiment.scale}): {outcome.experiment.title}")
-    for column in ("delta", "seeds", "k up to", "slope [95 %]", "theorem: at most", "verdict"):
+    for column in ("delta", "seeds", "k up to", "slope (95 % interval)", "theorem: at most", "verdict"):
         table.add_column(column)
     for group in outcome.groups:
         fit = rate_of(group, results)
         if fit is not None:
-            verdict = "supported" if fit.supported else "[red]not supported[/]"
-            slope = f"{fit.slope:.3f} [{fit.low:.3f}, {fit.high:.3f}]"
+            slope = f"{fit.slope:.3f} ({fit.low:.3f} to {fit.high:.3f})"
             seeds = sum(results.last(spec) is not None for spec in group.specs.values())
-            table.add_row(f"{fit.delta:g}", str(seeds), f"{fit.k[-1]:.0f}", slope, f"{-(0.5 - fit.delta):.3f}", verdict)
+            table.add_row(f"{fit.delta:g}", str(seeds), f"{fit.k[-1]:.0f}", slope, f"{-(0.5 - fit.delta):.3f}", fit.verdict)
     return table
 
 
