@@ -182,7 +182,7 @@ def rate(outcome: Outcome, results: Results) -> Figure:
         colour = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")[index % 4]
         text = f"δ = {fit.delta:g}: slope {fit.slope:.2f} [{fit.low:.2f}, {fit.high:.2f}], theorem ≤ {-(0.5 - fit.delta):.2f}"
         axis.loglog(fit.k, fit.smallest, color=colour, label=text)
-        start = int((fit.k < fit.k[-1] / 10).sum())
+        start = int((fit.k < fit.k[-1] / 100).sum())
         guide = fit.smallest[start] * (fit.k / fit.k[start]) ** -(0.5 - fit.delta)
         axis.loglog(fit.k[start:], guide[start:], ":", color=colour, linewidth=1)
     axis.set(xlabel="iterations k", ylabel="min over j < k of the mean of |∇J(θ_j)|²")
