@@ -203,7 +203,7 @@ def _run(experiments: list[Experiment], illustration: bool, sweep: Sweep) -> Non
             outcomes.append(sweep.run(experiment))
             written += figures.draw(outcomes[-1], sweep.results, out / "figures")
     except (Interrupted, KeyboardInterrupt) as stopped:
-        errors.print(f"[yellow]{stopped or 'stopped'}; nothing is lost. Go on with:[/] {shlex.join(_command())}")
+        errors.print(f"[yellow]{str(stopped) or 'stopped'}; nothing is lost. Go on with:[/] {shlex.join(_command())}")
         raise typer.Exit(130) from None
     for outcome in outcomes:
         console.print(tables.summary(outcome, sweep.results))

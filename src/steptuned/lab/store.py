@@ -145,14 +145,12 @@ class Run:
         return checkpoint
 
     def save_checkpoint(self, checkpoint: dict[str, Any], log: "Log") -> None:
-        log.flush()
         path = self.folder / "checkpoint.pt"
         temporary = path.with_suffix(".tmp")
         torch.save({**checkpoint, "log bytes": log.bytes, "log sha256": log.hash.hexdigest()}, temporary)
         os.replace(temporary, path)
 
     def finish(self, status: Status, log: "Log", last: dict[str, Any]) -> None:
-        log.flush()
         result = {"status": status, "bytes": log.bytes, "sha256": log.hash.hexdigest(), "last": last}
         write_json(self.folder / "result.json", result)
         (self.folder / "checkpoint.pt").unlink(missing_ok=True)
@@ -162,11 +160,11 @@ class Run:
 
 
 class Log:
-    """The log of a run, open for appending."""
+    """The log of a run, open for appending. What is appended is in the file at once, for those who watch."""
 
     def __init__(self, path: Path) -> None:
         begun = path.read_bytes() if path.exists() else b""
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         self.bytes = len(begun)
         self.hash = hashlib.sha256(begun)
 
@@ -175,9 +173,6 @@ class Log:
         self._file.write(line)
         self.hash.update(line)
         self.bytes += len(line)
-
-    def flush(self) -> None:
-        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
