@@ -24,9 +24,9 @@ def _execute(folder):
 @pytest.mark.parametrize(
     ("spec", "kills"),
     [
-        ({"method": "step-tuned-sgd", "budget": 12_000, "log_every": 7}, 8),
-        ({"method": "sgd", "budget": 12_000, "log_every": 50}, 4),
-        ({"problem": "digits", "method": "step-tuned-sgd", "budget": 1200, "log_every": 23}, 8),
+        ({"method": "step-tuned-sgd", "budget": 8000, "log_every": 7}, 8),
+        ({"method": "sgd", "budget": 8000, "log_every": 50}, 4),
+        ({"problem": "digits", "method": "step-tuned-sgd", "budget": 800, "log_every": 23}, 8),
     ],
     ids=["regression, two passes", "regression, one pass", "a network"],
 )
@@ -55,10 +55,10 @@ title = "a small sweep"
 figure = "loss"
 problem = "regression"
 seeds = 2
-budget = { epochs = 900 }
+budget = { epochs = 600 }
 log_every = 20
 [selection]
-after = { epochs = 300 }
+after = { epochs = 200 }
 [methods.sgd]
 decay = "iteration"
 lr = [1.0, 10.0]
@@ -127,7 +127,7 @@ def test_a_sweep_killed_again_and_again_ends_with_the_same_numbers(tmp_path):
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
     path = tmp_path / "experiment.toml"
-    path.write_text(EXPERIMENT.replace("epochs = 900", "epochs = 20_000").replace("epochs = 300", "epochs = 10_000"))
+    path.write_text(EXPERIMENT.replace("epochs = 600", "epochs = 20_000").replace("epochs = 200", "epochs = 10_000"))
     sweep = Sweep(path, tmp_path / "out")
     logs = tmp_path / "out" / "runs"
     deadline = time.monotonic() + 300
