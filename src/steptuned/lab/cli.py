@@ -204,7 +204,8 @@ def _run(experiments: list[Experiment], illustration: bool, sweep: Sweep) -> Non
             written += figures.draw(outcomes[-1], sweep.results, out / "figures")
     except (Interrupted, KeyboardInterrupt) as stopped:
         errors.print(f"[yellow]{str(stopped) or 'stopped'}; nothing is lost. Go on with:[/] {shlex.join(_command())}")
-        raise typer.Exit(130) from None
+        sys.stdout.flush()
+        os._exit(130)  # every run can be killed, so there is nothing to wait for
     for outcome in outcomes:
         console.print(tables.summary(outcome, sweep.results))
     console.print("figures:", *(str(path) for path in written if path.suffix == ".png"), sep="\n  ")

@@ -118,7 +118,7 @@ class Sweep:
                 self._work(missing, progress, task)
             except KeyboardInterrupt:
                 _ignore_interrupts()  # the user may press it twice
-                self._executor(self.jobs).shutdown(wait=True, kill_workers=True)
+                self._executor(self.jobs).shutdown(wait=False, kill_workers=True)
                 done = sum(run.result() is not None for run in runs.values())
                 raise Interrupted(done, len(runs)) from None
 
