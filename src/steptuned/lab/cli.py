@@ -1,6 +1,7 @@
 """The `steptuned` command."""
 
 import csv
+import itertools
 import json
 import os
 import shlex
@@ -15,7 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, paper_experiments
+from steptuned.lab.data import DataError, commands
+from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, load_all, panels_of, paper_experiments
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.run import CHECKPOINT_SECONDS
@@ -29,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(commands.app, name="data")
 console = Console()
 errors = Console(stderr=True)
 
@@ -49,6 +52,8 @@ OutOption = Annotated[Path, typer.Option(help="Folder of the runs and figures. T
 Names = Annotated[list[str], typer.Argument(help="Experiments by name, or [bold]all[/]; see [bold]steptuned list[/].")]
 Files = Annotated[list[Path], typer.Argument(help="Experiment files of your own.")]
 CheckpointOption = Annotated[float, typer.Option(min=0, help="Seconds from one checkpoint of a run to the next.")]
+DataOption = Annotated[Path | None, typer.Option(help="Folder of data sets, instead of STEPTUNED_DATA; see `steptuned data`.")]
+AutocastOption = Annotated[bool, typer.Option("--bf16", help="Networks compute in bfloat16 (autocast), unlike the paper's.")]
 StoreArgument = Annotated[Path, typer.Argument(help="The folder given as --out.")]
 
 
@@ -59,6 +64,8 @@ def reproduce(
     jobs: JobsOption = CORES,
     device: DeviceOption = "auto",
     out: OutOption = Path("results"),
+    data: DataOption = None,
+    autocast: AutocastOption = False,
     checkpoint_seconds: CheckpointOption = CHECKPOINT_SECONDS,
 ) -> None:
     """Run experiments of the paper and draw their figures.
@@ -68,13 +75,21 @@ def reproduce(
 
     Example: [bold]steptuned reproduce figure-2 figure-3 --scale demo[/]
     """
-    known = [ILLUSTRATION, *paper_experiments()]
+    files = paper_experiments()
+    panels = {path.stem + panel: (path, panel) for path in files.values() for panel in panels_of(path)}
+    known = [ILLUSTRATION, *files]
     for name in names:
-        if name not in [*known, "all"]:
-            _stop(f"there is no experiment {name!r}; valid: all, {', '.join(known)}")
+        if name not in [*known, *panels, "all"]:
+            _stop(f"there is no experiment {name!r}; valid: all, {', '.join(known)}, or a panel such as {next(iter(panels))}")
     chosen = known if "all" in names else list(dict.fromkeys(names))
-    experiments = [_load(paper_experiments()[name], scale) for name in chosen if name != ILLUSTRATION]
-    _run(experiments, ILLUSTRATION in chosen, Sweep(out, jobs, console, _device(device), checkpoint_seconds))
+    figures = {
+        name: [load(panels[name][0], scale.value, panels[name][1])] if name in panels else load_all(files[name], scale.value)
+        for name in chosen
+        if name != ILLUSTRATION
+    }
+    _find_data(data)
+    sweep = Sweep(out, jobs, console, _device(device), checkpoint_seconds)
+    _run(_with_autocast(figures, autocast), ILLUSTRATION in chosen, sweep)
 
 
 @app.command()
@@ -84,11 +99,14 @@ def run(
     jobs: JobsOption = CORES,
     device: DeviceOption = "auto",
     out: OutOption = Path("results"),
+    data: DataOption = None,
+    autocast: AutocastOption = False,
     checkpoint_seconds: CheckpointOption = CHECKPOINT_SECONDS,
 ) -> None:
     """Run experiments of your own, each defined in a TOML file, and draw their figures."""
-    experiments = [_load(path, scale) for path in files]
-    _run(experiments, False, Sweep(out, jobs, console, _device(device), checkpoint_seconds))
+    figures = {path.stem: _load(path, scale) for path in files}
+    _find_data(data)
+    _run(_with_autocast(figures, autocast), False, Sweep(out, jobs, console, _device(device), checkpoint_seconds))
 
 
 @app.command("list")
@@ -100,7 +118,7 @@ def list_() -> None:
         (
             "experiments",
             [(ILLUSTRATION, "a negative and a positive curvature step", "")]
-            + [(name, load(path, "paper").title, "") for name, path in paper_experiments().items()],
+            + [(name, _titles(path), "") for name, path in paper_experiments().items()],
         ),
     ):
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -184,7 +202,8 @@ def export(
 # ---------------------------------------------------------------------------------------------- common
 
 
-def _run(experiments: list[Experiment], illustration: bool, sweep: Sweep) -> None:
+def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -> None:
+    """Run what was asked for: for each figure the experiments that are its panels."""
     from steptuned.lab.report import figures, tables
 
     out = sweep.folder
@@ -193,15 +212,22 @@ def _run(experiments: list[Experiment], illustration: bool, sweep: Sweep) -> Non
     except OSError as error:
         _stop(f"{out} cannot be made: {error.strerror}; choose another folder with --out")
     written: list[Path] = figures.curvature_illustration(out / "figures") if illustration else []
-    for experiment in experiments:
+    for experiment in itertools.chain(*asked.values()):
         if experiment.figure not in figures.FIGURES:
             _stop(f"{experiment.name}: figure = {experiment.figure!r} is not one of {', '.join(figures.FIGURES)}")
-        sweep.announce(experiment)
+        try:
+            sweep.announce(experiment)
+        except DataError as error:
+            _stop(str(error))
     outcomes: list[Outcome] = []
     try:
-        for experiment in experiments:
-            outcomes.append(sweep.run(experiment))
-            written += figures.draw(outcomes[-1], sweep.results, out / "figures")
+        for name, experiments in asked.items():
+            panels: list[Outcome] = []
+            for experiment in experiments:
+                panels.append(sweep.run(experiment))
+                drawn = figures.draw(name, panels, sweep.results, out / "figures")
+            outcomes += panels
+            written += drawn
     except (Interrupted, KeyboardInterrupt) as stopped:
         errors.print(f"[yellow]{str(stopped) or 'stopped'}; nothing is lost. Go on with:[/] {shlex.join(_command())}")
         sys.stdout.flush()
@@ -213,13 +239,32 @@ def _run(experiments: list[Experiment], illustration: bool, sweep: Sweep) -> Non
         _stop(f"{len(sweep.failed)} runs failed; see failed.json in their folders under {sweep.store.folder}")
 
 
+def _find_data(folder: Path | None) -> None:
+    """Processes of the sweep inherit the variable."""
+    if folder is not None:
+        os.environ["STEPTUNED_DATA"] = str(folder.absolute())
+
+
+def _with_autocast(asked: dict[str, list[Experiment]], autocast: bool) -> dict[str, list[Experiment]]:
+    def changed(experiment: Experiment) -> Experiment:
+        if "precision" not in PROBLEMS[experiment.problem].defaults:
+            return experiment
+        return experiment.model_copy(update={"options": {**experiment.options, "precision": "bfloat16"}})
+
+    return {name: [changed(e) for e in experiments] for name, experiments in asked.items()} if autocast else asked
+
+
+def _titles(path: Path) -> str:
+    return "; ".join(f"({panel}) {load(path, 'paper', panel).title}" for panel in panels_of(path)) or load(path, "paper").title
+
+
 def _command() -> list[str]:
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
-def _load(path: Path, scale: Scale) -> Experiment:
+def _load(path: Path, scale: Scale) -> list[Experiment]:
     try:
-        return load(path, scale.value)
+        return load_all(path, scale.value)
     except ExperimentError as error:
         _stop(str(error))
         raise

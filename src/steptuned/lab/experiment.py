@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.problems.base import Problem
+from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.spec import RunSpec, canonical
 
 if sys.version_info >= (3, 11):
@@ -79,7 +81,7 @@ class Experiment(_Strict):
     """On which instances the grid is searched."""
     seeds: int = Field(default=3, ge=1)
     budget: Budget
-    log_every: int = Field(default=1, ge=1)
+    log_every: Budget = Budget(iterations=1)
     log_growth: float = Field(default=1.0, ge=1.0)
     selection: Selection = Selection()
     entries: list[Entry]
@@ -89,6 +91,7 @@ class Experiment(_Strict):
         if "instance" in options:
             options["instance"] = instance
         per_epoch = -(-PROBLEMS[self.problem].rows_of(options) // options["batch"])
+        log_every = self.log_every.back_propagations(per_epoch)
         return RunSpec(
             problem=self.problem,
             options=options,
@@ -97,7 +100,7 @@ class Experiment(_Strict):
             seed=seed,
             scale=self.scale,
             budget=budget.back_propagations(per_epoch),
-            log_every=self.log_every,
+            log_every=max(1, log_every),
             log_growth=self.log_growth,
         )
 
@@ -119,27 +122,41 @@ class Experiment(_Strict):
         return counts
 
 
-def load(path: Path, scale: str) -> Experiment:
-    """Read a file. A mistake in it is an :class:`ExperimentError`: one sentence with file, key, value and what is valid."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ExperimentError(f"{path}: cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ExperimentError(f"{path}: is not TOML: {error}") from None
+def load_all(path: Path, scale: str) -> list[Experiment]:
+    """Read a file: one experiment, or one for each of its panels."""
+    return [load(path, scale, panel) for panel in panels_of(path)] or [load(path, scale)]
+
+
+def panels_of(path: Path) -> list[str]:
+    """The names of the panels of a figure, where it has several."""
+    return list(_read(path).get("panels", {}))
+
+
+def load(path: Path, scale: str, panel: str = "") -> Experiment:
+    """Read a file. A mistake in it is an :class:`ExperimentError`: one sentence with file, key, value and what is valid.
+
+    What a panel says comes before what the file says for all its panels, a scale before both, and Table 1's setting comes last.
+    """
+    content = _read(path)
     scales = content.pop("scales", {})
     for name in scales:
         if name not in SCALES:
             raise _mistake(path, f"scales.{name}", name, SCALES)
     content = _merge(content, scales.get(scale, {}))
+    panels = content.pop("panels", {})
+    content = _merge(content, panels.get(panel, {}))
+    if "setting" in content:
+        _choose(path, "setting", content["setting"], TABLE_1)
+        content = _merge(TABLE_1[content.pop("setting")], content)
+    if isinstance(content.get("log_every"), int):
+        content["log_every"] = {"iterations": content["log_every"]}
     _choose(path, "problem", content.get("problem"), PROBLEMS)
-    for key in content.get("options", {}):
-        _choose(path, f"options.{key}", key, PROBLEMS[content["problem"]].defaults)
+    _check_options(path, PROBLEMS[content["problem"]], content.get("options", {}))
     entries = [_entry(path, name, dict(table)) for name, table in content.pop("methods", {}).items()]
     if not entries:
         raise ExperimentError(f"{path}: methods: there are none; give at least one of {_list(METHODS)}")
     try:
-        return Experiment(**{"name": path.stem, "scale": scale, "options": {}, **content, "entries": entries})
+        return Experiment(**{"name": path.stem + panel, "scale": scale, "options": {}, **content, "entries": entries})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -147,6 +164,30 @@ def load(path: Path, scale: str) -> Experiment:
             f"; valid: {_list(Experiment.model_fields.keys() - {'entries', 'name', 'scale'})}" if "extra" in first["type"] else ""
         )
         raise ExperimentError(f"{path}: {key} = {first['input']!r}: {first['msg']}{valid}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ExperimentError(f"{path}: cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ExperimentError(f"{path}: is not TOML: {error}") from None
+
+
+def _check_options(path: Path, problem: type[Problem], options: dict[str, Any]) -> None:
+    for key, value in options.items():
+        _choose(path, f"options.{key}", key, problem.defaults)
+        if key in problem.choices:
+            _choose(path, f"options.{key}", value, problem.choices[key])
+        else:
+            _check_kind(path, f"options.{key}", value, problem.defaults[key])
+
+
+def _check_kind(path: Path, key: str, value: Any, like: Any) -> None:
+    wanted = (int, float) if isinstance(like, int | float) and not isinstance(like, bool) else type(like)
+    if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(like, bool):
+        raise ExperimentError(f"{path}: {key} = {value!r}: not of the kind of {like!r}")
 
 
 def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
@@ -162,9 +203,7 @@ def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
         is_axis = isinstance(value, list) and (not isinstance(default, list) or (bool(value) and isinstance(value[0], list)))
         axes[key] = value if is_axis else [value]
         for item in axes[key]:
-            wanted = (int, float) if isinstance(default, int | float) else type(default)
-            if not isinstance(item, wanted) or isinstance(item, bool):
-                raise ExperimentError(f"{path}: methods.{name}.{key} = {item!r}: not of the kind of {default!r}")
+            _check_kind(path, f"methods.{name}.{key}", item, default)
     return Entry(name=name, method=method, label=label, axes=axes)
 
 

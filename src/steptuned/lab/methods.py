@@ -16,9 +16,11 @@ from steptuned import (
     StepTunedGD,
     StepTunedSGD,
     StochasticGV,
+    replay,
 )
 from steptuned.lab.problems.base import Batch, Problem
 from steptuned.optim.gradient_variation import GradientVariation
+from steptuned.replay import Replay
 
 
 @dataclass(frozen=True)
@@ -116,16 +118,19 @@ class Driver:
             self.scheduler = RobbinsMonroLR(self.optimizer, hyper["delta"], every)
         self._batch: Batch = None
         self._pass = 0
+        self._noise: Replay | None = None
         self.batches = 0
         self.samples = 0
 
     def advance(self) -> None:
         """The next back-propagation and the update that follows from it."""
         if self._pass == 0:
-            self._batch = None if self.full_batch else self.problem.stream.next()
+            self._batch = None if self.full_batch else self.problem.draw()
             self.batches += 1
         self.samples += self.problem.stream.rows if self._batch is None else len(self._batch)
         optimizer: Any = self.optimizer
+        if self.two_passes:
+            self._prepare_pass()
         if isinstance(optimizer, ArmijoGD):
             optimizer.step(self._closure, lambda: self.problem.loss(self._batch))
         else:
@@ -134,6 +139,13 @@ class Driver:
         if self.scheduler is not None:
             self.scheduler.step()
         self._pass = (self._pass + 1) % self.uses
+
+    def _prepare_pass(self) -> None:
+        self.problem.second_pass(self._pass == 1)
+        if self._pass == 0:
+            self._noise = replay(self.optimizer) if self.problem.same_noise else None
+        elif self._noise is not None:
+            self._noise.rewind()
 
     def _closure(self) -> torch.Tensor:
         self.optimizer.zero_grad()
@@ -159,6 +171,7 @@ class Driver:
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "batch": self._batch,
             "pass": self._pass,
+            "noise": None if self._noise is None else self._noise.state_dict(),
             "batches": self.batches,
             "samples": self.samples,
         }
@@ -169,3 +182,6 @@ class Driver:
         self.optimizer.load_state_dict(state["optimizer"])
         self._batch, self._pass = state["batch"], state["pass"]
         self.batches, self.samples = state["batches"], state["samples"]
+        if state["noise"] is not None:
+            self._noise = replay(self.optimizer)
+            self._noise.load_state_dict(state["noise"])

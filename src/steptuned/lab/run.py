@@ -16,12 +16,17 @@ from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import RunSpec, derive_seed
 from steptuned.lab.store import COMPLETE, Log, Run, Status, Store
+from steptuned.replay import Replay
 
 CHECKPOINT_SECONDS = 60.0
 
 
+def name_of(spec: RunSpec) -> str:
+    return spec.name(PROBLEMS[spec.problem].defaults, METHODS[spec.method].defaults)
+
+
 def folder_of(store: Store, spec: RunSpec) -> Run:
-    return store.run(spec, spec.name(PROBLEMS[spec.problem].defaults, METHODS[spec.method].defaults))
+    return store.run(spec, name_of(spec))
 
 
 def execute(
@@ -49,7 +54,9 @@ def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: fl
     if checkpoint is not None:
         problem.load_state_dict(checkpoint["problem"])
         driver.load_state_dict(checkpoint["driver"])
-        torch.set_rng_state(checkpoint["rng"])
+        noise = Replay([device])
+        noise.load_state_dict(checkpoint["rng"])
+        noise.rewind()
         done, seconds, next_record = checkpoint["done"], checkpoint["seconds"], checkpoint["next record"]
 
     log = Log(run.log_path)
@@ -58,6 +65,7 @@ def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: fl
     try:
         while True:
             if done >= next_record or done == spec.budget:
+                synchronise(device)
                 seconds += time.monotonic() - started
                 counts = {"bp": done, "batches": driver.batches, "samples": driver.samples, "seconds": round(seconds, 6)}
                 record = {**counts, **problem.evaluate(), **driver.diagnostics()}
@@ -67,11 +75,12 @@ def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: fl
                     break
                 started = time.monotonic()
             if time.monotonic() - saved >= checkpoint_seconds:
+                synchronise(device)
                 now = time.monotonic()
                 state = {
                     "problem": problem.state_dict(),
                     "driver": driver.state_dict(),
-                    "rng": torch.get_rng_state(),
+                    "rng": Replay([device]).state_dict(),
                     "done": done,
                     "seconds": seconds + now - started,
                     "next record": next_record,
@@ -86,6 +95,12 @@ def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: fl
     finally:
         log.close()
     return status
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until an accelerator has done what it was asked, so that a clock can be read."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def environment_now(device: str, threads: int) -> dict[str, Any]:

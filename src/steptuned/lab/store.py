@@ -184,9 +184,13 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "runs"
 
+    def find(self, spec: RunSpec, name: str) -> Run:
+        """The run of this spec, whether it has been begun or not."""
+        return Run(self.folder / spec.problem / name)
+
     def run(self, spec: RunSpec, name: str) -> Run:
         """The run of this spec, whose folder is made if need be."""
-        run = Run(self.folder / spec.problem / name)
+        run = self.find(spec, name)
         if not (run.folder / "spec.json").exists():
             run.folder.mkdir(parents=True, exist_ok=True)
             write_json(run.folder / "spec.json", spec.model_dump(mode="json"))

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -27,7 +27,7 @@ from rich.text import Text
 from steptuned.lab.experiment import Experiment, Outcome, stages
 from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
-from steptuned.lab.run import CHECKPOINT_SECONDS, environment_now, execute, folder_of
+from steptuned.lab.run import CHECKPOINT_SECONDS, environment_now, execute, folder_of, name_of
 from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import COMPLETE, Run, Status, Store
 
@@ -47,7 +47,7 @@ class Results:
         self._last: dict[str, dict[str, Any] | None] = {}
 
     def run(self, spec: RunSpec) -> Run:
-        return folder_of(self.store, spec)
+        return self.store.find(spec, name_of(spec))
 
     def last(self, spec: RunSpec) -> dict[str, Any] | None:
         if spec.identity not in self._last:
@@ -97,7 +97,10 @@ class Sweep:
 
     def announce(self, experiment: Experiment) -> None:
         """Print how many runs there are and about how long they take."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
         runs, seconds = estimate(experiment, self.device)
+        torch.set_num_threads(threads)
         self.console.print(
             f"[bold]{experiment.name}[/] ({experiment.scale}): {experiment.title}\n"
             f"  at most {runs} runs, about {duration(seconds / self.jobs)} with {self.jobs} job{'s' * (self.jobs > 1)}; "
@@ -105,7 +108,7 @@ class Sweep:
         )
 
     def _stage(self, title: str, specs: list[RunSpec]) -> None:
-        runs = {spec.identity: self.results.run(spec) for spec in specs}
+        runs = {spec.identity: folder_of(self.store, spec) for spec in specs}
         missing = [run for run in runs.values() if run.result() is None]
         if not missing:
             return
@@ -215,13 +218,17 @@ def outcome_of(experiment: Experiment, store: Store) -> Outcome:
 
 def estimate(experiment: Experiment, device: str) -> tuple[int, float]:
     """How many runs an experiment has at most, and how many seconds of one job they take, from a few steps of each method."""
+    options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
+    problem = PROBLEMS[experiment.problem](options, 0, torch.device(device))
+    evaluation = _seconds(problem.evaluate, 0.0)
+    log_every = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget).log_every
     runs, seconds = 0, 0.0
     cost: dict[str, float] = {}
     for entry, (count, back_propagations) in zip(experiment.entries, _counts(experiment), strict=True):
         if entry.method not in cost:
-            cost[entry.method] = _seconds_per_back_propagation(experiment, entry.method, entry.grid()[0], device)
+            cost[entry.method] = _seconds(Driver(entry.method, problem, entry.grid()[0]).advance, 0.2)
         runs += count
-        seconds += back_propagations * cost[entry.method]
+        seconds += back_propagations * cost[entry.method] + (count + back_propagations / log_every) * evaluation
     return runs, seconds
 
 
@@ -229,17 +236,14 @@ def _counts(experiment: Experiment) -> Iterator[tuple[int, int]]:
     yield from experiment.expected_back_propagations().values()
 
 
-def _seconds_per_back_propagation(experiment: Experiment, method: str, hyper: dict[str, Any], device: str) -> float:
-    options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
-    problem = PROBLEMS[experiment.problem](options, 0, torch.device(device))
-    driver = Driver(method, problem, hyper)
-    for _ in range(4):
-        driver.advance()
-    start, steps = time.perf_counter(), 0
-    while steps < 20 or (time.perf_counter() - start < 0.05 and steps < 200):
-        driver.advance()
-        steps += 1
-    return (time.perf_counter() - start) / steps
+def _seconds(work: Callable[[], Any], at_least: float) -> float:
+    """How long it takes, the first time left out: a mean over so many seconds, and over two at least."""
+    work()
+    start, times = time.perf_counter(), 0
+    while times < 2 or time.perf_counter() - start < at_least:
+        work()
+        times += 1
+    return (time.perf_counter() - start) / times
 
 
 def duration(seconds: float) -> str:

@@ -17,9 +17,13 @@ class Problem(ABC):
 
     defaults: ClassVar[dict[str, Any]]
     """The options and their default values."""
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """The valid values of the options that are words."""
     description: ClassVar[str]
     weight_decay: float = 0.0
     """lambda of the regularisation that the method adds to the gradient and :meth:`evaluate` to the loss."""
+    same_noise: bool = True
+    """Whether dropout and the like are the same in both passes of Step-Tuned SGD over a mini-batch."""
     parameters: list[Tensor]
     stream: "Stream"
 
@@ -30,6 +34,13 @@ class Problem(ABC):
     @abstractmethod
     def rows_of(options: dict[str, Any]) -> int:
         """N: of how many terms the sum is."""
+
+    def draw(self) -> Tensor:
+        """The next mini-batch: as many rows as it has, with all that :meth:`loss` needs to know of them."""
+        return self.stream.next()
+
+    def second_pass(self, second: bool) -> None:  # noqa: B027 - most problems need not know
+        """Told by Step-Tuned SGD before each pass: whether it is the second one over its mini-batch."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from steptuned import rule
-from steptuned.lab.experiment import Group, Outcome
+from steptuned.lab.experiment import Experiment, Group, Outcome
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.report.measures import ends, instances_to_level, rate_of
 from steptuned.lab.sweep import Results
@@ -53,16 +53,26 @@ def save(figure: Figure, path: Path) -> list[Path]:
     return written
 
 
-def draw(outcome: Outcome, results: Results, folder: Path) -> list[Path]:
-    """The figure that the experiment's file asks for."""
-    figure = FIGURES[outcome.experiment.figure](outcome, results)
-    return save(figure, folder / outcome.experiment.name)
+def draw(name: str, outcomes: list[Outcome], results: Results, folder: Path) -> list[Path]:
+    """The figure that the experiment's file asks for, with a panel for each outcome."""
+    return save(FIGURES[outcomes[0].experiment.figure](name, outcomes, results), folder / name)
 
 
-def headline(figure: Figure, outcome: Outcome) -> None:
-    experiment = outcome.experiment
-    note = "" if experiment.scale == "paper" else f"   ({experiment.scale} scale: a smaller grid or budget than the paper's)"
-    figure.suptitle(f"{experiment.name}: {experiment.title}{note}", fontsize=9, wrap=True)
+def single(figure: Callable[[Outcome, Results], Figure]) -> Callable[[str, list[Outcome], Results], Figure]:
+    """A figure that has no panels: it is of the last outcome."""
+
+    def drawn(name: str, outcomes: list[Outcome], results: Results) -> Figure:
+        picture = figure(outcomes[-1], results)
+        headline(picture, f"{name}: {outcomes[-1].experiment.title}", outcomes)
+        return picture
+
+    return drawn
+
+
+def headline(figure: Figure, title: str, outcomes: list[Outcome]) -> None:
+    scale = outcomes[0].experiment.scale
+    note = "" if scale == "paper" else f"   ({scale} scale: fewer data, a smaller grid or a smaller budget than the paper's)"
+    figure.suptitle(f"{title}{note}", fontsize=9, wrap=True)
 
 
 def label_of(group: Group) -> str:
@@ -120,7 +130,6 @@ def distance_to_best(outcome: Outcome, results: Results) -> Figure:
     axis.set(yscale="log", xlabel="iterations (back-propagations)", ylabel="J - J*", ylim=(1e-4, 1.5))
     axis.set_title(f"J*: the best value of all methods after {after.iterations if after else 0:,} iterations", fontsize=8)
     axis.legend(fontsize=7, frameon=False)
-    headline(figure, outcome)
     return figure
 
 
@@ -130,21 +139,44 @@ def loss(outcome: Outcome, results: Results) -> Figure:
     curves(axis, outcome, results, lambda r, _: r["loss"], lambda r: r["bp"] / epoch)
     axis.set(yscale="log", xlabel=f"epochs (of {epoch} back-propagations)", ylabel="J")
     axis.legend(fontsize=7, frameon=False)
-    headline(figure, outcome)
     return figure
 
 
-def loss_accuracy_gamma(outcome: Outcome, results: Results) -> Figure:
-    figure, axes = plt.subplots(3, 1, figsize=(7, 7.5), sharex=True, height_ratios=(3, 2, 1.2), layout="constrained")
-    curves(axes[0], outcome, results, lambda r, _: r["loss"], lambda r: r["bp"])
-    curves(axes[1], outcome, results, lambda r, _: r["accuracy"], lambda r: r["bp"], labelled=False)
-    curves(axes[2], outcome, results, lambda r, _: r.get("gamma"), lambda r: r["bp"], labelled=False)
-    axes[0].set(yscale="log", ylabel="training loss J")
-    axes[0].legend(fontsize=7, frameon=False)
-    axes[1].set(ylabel="test accuracy", ylim=(0.8, 1.0))
-    axes[2].set(ylabel="gamma", xlabel="back-propagations", ylim=(0, None))
-    headline(figure, outcome)
+def loss_test_gamma(name: str, outcomes: list[Outcome], results: Results) -> Figure:
+    """A column a panel: the training loss, how the network does on the test images, and gamma, on one x axis."""
+    size = (3.4 + 3.6 * len(outcomes), 7.5)
+    figure, grid = plt.subplots(3, len(outcomes), figsize=size, squeeze=False, sharex="col", height_ratios=(3, 2, 1.2))
+    figure.set_layout_engine("constrained")
+    for axes, outcome in zip(grid.T, outcomes, strict=True):
+        experiment, epoch = outcome.experiment, per_epoch(outcome)
+        tested = "accuracy" if any("accuracy" in record for record in _lasts(outcome, results)) else "test loss"
+        for axis, key in zip(axes, ("loss", tested, "gamma"), strict=True):
+            curves(axis, outcome, results, _recorded(key), lambda r: r["bp"], labelled=key == "loss")
+        axes[0].set(yscale="log", ylabel="training loss J")
+        axes[0].set_title(f"{experiment.name}: {experiment.title}\n{size_of(experiment)}", fontsize=8)
+        axes[0].legend(fontsize=6.5, frameon=False)
+        axes[1].set(ylabel="test accuracy" if tested == "accuracy" else "test loss")
+        axes[1].set_yscale("linear" if tested == "accuracy" else "log")
+        axes[2].set(ylabel="gamma", xlabel=f"back-propagations ({epoch} an epoch)", ylim=(0, None))
+    headline(figure, name, outcomes)
     return figure
+
+
+def _recorded(key: str) -> Callable[[dict[str, Any], int], float | None]:
+    return lambda record, _: record.get(key)
+
+
+def _lasts(outcome: Outcome, results: Results) -> list[dict[str, Any]]:
+    lasts = [results.last(spec) for group in outcome.groups for spec in group.specs.values()]
+    return [last for last in lasts if last is not None]
+
+
+def size_of(experiment: Experiment) -> str:
+    """How large the problem is and how long a run."""
+    options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
+    rows = PROBLEMS[experiment.problem].rows_of(options)
+    seeds = f"{experiment.seeds} seed{'s' * (experiment.seeds > 1)}"
+    return f"{rows:,} training images, {experiment.budget.epochs or 0:g} epochs, {seeds}"
 
 
 def instances(outcome: Outcome, results: Results) -> Figure:
@@ -169,7 +201,6 @@ def instances(outcome: Outcome, results: Results) -> Figure:
     within = outcome.experiment.selection.within
     axis.set(xscale="log", xlabel=f"iterations until J - J* < {within}" if soonest else "J at the end, mean of the seeds")
     axis.set_title("a point an instance; bar: quartiles, tick: median", fontsize=8)
-    headline(figure, outcome)
     return figure
 
 
@@ -188,16 +219,15 @@ def rate(outcome: Outcome, results: Results) -> Figure:
     axis.set(xlabel="iterations k", ylabel="min over j < k of the mean of |∇J(θ_j)|²")
     axis.set_title(f"{outcome.experiment.seeds} seeds; dotted: the theorem's rate k^-(1/2-δ), an upper bound", fontsize=8)
     axis.legend(fontsize=8, frameon=False)
-    headline(figure, outcome)
     return figure
 
 
-FIGURES: dict[str, Callable[[Outcome, Results], Figure]] = {
-    "distance to the best value": distance_to_best,
-    "loss": loss,
-    "loss, accuracy and gamma": loss_accuracy_gamma,
-    "instances": instances,
-    "rate": rate,
+FIGURES: dict[str, Callable[[str, list[Outcome], Results], Figure]] = {
+    "distance to the best value": single(distance_to_best),
+    "loss": single(loss),
+    "loss, accuracy and gamma": loss_test_gamma,
+    "instances": single(instances),
+    "rate": single(rate),
 }
 
 

@@ -1,0 +1,60 @@
+"""Mini-batches straight from memory: uint8 images on the training device, gathered, standardised, and augmented if asked."""
+
+import torch
+from torch import Tensor
+
+PAD = 4
+
+
+class Batches:
+    """Images and labels on a device. What comes out is float32, in the layout that the network wants."""
+
+    def __init__(self, images: Tensor, labels: Tensor, device: torch.device, channels_last: bool, standard: Tensor | None) -> None:
+        """With images as ``standard``, each channel is standardised by their mean and deviation; else pixels are in [0, 1]."""
+        self.labels = labels.to(device)
+        self.channels_last = channels_last
+        # Rows of bytes: a mini-batch is gathered by whole rows, in the order that the layout asks for.
+        stored = images.permute(0, 2, 3, 1) if channels_last else images
+        self._shape = stored.shape[1:]
+        self._bytes = stored.reshape(len(images), -1).to(device)
+        mean, deviation = (torch.zeros(images.shape[1]), torch.ones(images.shape[1]))
+        if standard is not None:
+            mean, deviation = mean_and_deviation(standard)
+        self._scale = (1 / (255 * deviation)).view(1, -1, 1, 1).to(device)
+        self._shift = (-mean / deviation).view(1, -1, 1, 1).to(device)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        rows = rows.to(self.labels.device)
+        return self._standardised(self._gathered(rows)), self.labels[rows]
+
+    def augmented(self, rows: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> tuple[Tensor, Tensor]:
+        """Each image padded by four black pixels, cropped at (down, right) of 0 to 8, and flipped where flip is 1."""
+        device = self.labels.device
+        rows, down, right, flip = (t.to(device) for t in (rows, down, right, flip))
+        padded = torch.nn.functional.pad(self._gathered(rows), (PAD, PAD, PAD, PAD))
+        height, width = (torch.arange(n - 2 * PAD, device=device) for n in padded.shape[2:])
+        y = height[None, :] + down[:, None]
+        x = torch.where(flip[:, None] == 1, width.flip(0)[None, :], width[None, :]) + right[:, None]
+        images = torch.arange(len(rows), device=device)
+        cropped = padded.permute(0, 2, 3, 1)[images[:, None, None], y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
+        return self._standardised(cropped if self.channels_last else cropped.contiguous()), self.labels[rows]
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        found = self._bytes.index_select(0, rows).view(-1, *self._shape)
+        return found.permute(0, 3, 1, 2) if self.channels_last else found
+
+    def _standardised(self, images: Tensor) -> Tensor:
+        return torch.addcmul(self._shift, images.to(torch.float32), self._scale)
+
+
+def mean_and_deviation(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every channel, pixels being in [0, 1]. Exact: from how often each of the 256 values occurs."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.stack([torch.bincount(channel.reshape(-1), minlength=256) for channel in images.unbind(1)]).double()
+    total = counts.sum(1)
+    mean = counts @ values / total
+    variance = counts @ values.square() / total - mean.square()
+    return mean.float(), variance.sqrt().clamp(min=1e-6).float()

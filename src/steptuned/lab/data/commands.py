@@ -1,0 +1,86 @@
+"""`steptuned data`: which data sets are there, and fetching those that are not."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from steptuned.lab.data.fetching import fetch
+from steptuned.lab.data.reading import MISSING, fault, folder
+from steptuned.lab.data.sets import SETS, DataError, DataSet
+
+app = typer.Typer(help="The data sets: which are there, and fetch those that are not.", no_args_is_help=True)
+console = Console()
+errors = Console(stderr=True)
+
+Where = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Folder of data sets; else STEPTUNED_DATA, or a cache.")]
+Names = Annotated[list[str], typer.Argument(help="Data sets by name, or [bold]all[/]; see [bold]steptuned data status[/].")]
+
+
+@app.command()
+def status(data: Where = None) -> None:
+    """Which data sets are there, each file checked by its checksum."""
+    where = data or folder()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("data set", "images", "size", "download", "state"):
+        table.add_column(column, justify="left" if column in ("data set", "state") else "right", overflow="fold")
+    for name, entry in SETS.items():
+        rows, size = entry.train_rows + entry.test_rows, sum(file.size for file in entry.files)
+        download = sum(download.file.size for download in entry.downloads)
+        table.add_row(name, f"{rows:,}", _mb(size), _mb(download), _state(entry, where))
+    console.print(table)
+    console.print(f"folder: {escape(str(where))}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def get(names: Names, data: Where = None) -> None:
+    """Fetch data sets. What is there and sound is not fetched again; what is damaged is replaced.
+
+    Example: [bold]steptuned data get cifar-10 mnist[/]
+    """
+    for name in names:
+        if name not in [*SETS, "all"]:
+            say_and_stop(f"there is no data set {name!r}; valid: all, {', '.join(SETS)}")
+    chosen = list(SETS) if "all" in names else list(dict.fromkeys(names))
+    done = [_get(name, data or folder()) for name in chosen]  # when one fails, the others are fetched all the same
+    if not all(done):
+        raise typer.Exit(1)
+
+
+def say_and_stop(sentence: str, code: int = 1) -> NoReturn:
+    _say(sentence)
+    raise typer.Exit(code)
+
+
+def _get(name: str, where: Path) -> bool:
+    try:
+        fetched = fetch(name, where, progress=sys.stderr.isatty())
+    except DataError as error:
+        _say(str(error))
+        return False
+    except KeyboardInterrupt:
+        say_and_stop("stopped; what is there is whole, and the same command again fetches the rest", code=130)
+    home = escape(str(where / SETS[name].folder))
+    console.print(f"{name}: {'fetched' if fetched else 'there already'}, {home}", soft_wrap=True, highlight=False)
+    return True
+
+
+def _say(sentence: str) -> None:
+    errors.print(f"[red]steptuned:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
+
+
+def _state(entry: DataSet, where: Path) -> str:
+    wrong = {file.name: fault(where / entry.folder / file.name, file) for file in entry.files}
+    if not any(wrong.values()):
+        return "[green]there[/]"
+    if all(reason == MISSING for reason in wrong.values()):
+        return "not there"
+    return "[red]damaged:[/] " + escape("; ".join(f"{name} {reason}" for name, reason in wrong.items() if reason))
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

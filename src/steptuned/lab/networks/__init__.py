@@ -1,0 +1,22 @@
+"""The networks of the paper's Table 1, one a file. :data:`NETWORKS` names them."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from steptuned.lab.networks.autoencoder import autoencoder
+from steptuned.lab.networks.lenet import lenet
+from steptuned.lab.networks.nin import nin
+from steptuned.lab.networks.resnet import resnet20
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
+
+NETWORKS: dict[str, Callable[[int, type[nn.Module]], nn.Module]] = {
+    "resnet-20": resnet20,
+    "nin": nin,
+    "lenet": lambda classes, activation: lenet(classes, activation, batchnorm=False),
+    "lenet-batchnorm": lambda classes, activation: lenet(classes, activation, batchnorm=True),
+}
+"""Classifiers, from the number of classes and the activation."""
+
+__all__ = ["ACTIVATIONS", "NETWORKS", "autoencoder"]

@@ -1,0 +1,168 @@
+"""Classification of CIFAR-10, CIFAR-100 or MNIST by a network, as in the paper's problems (a), (b), (c), (e) and (f)."""
+
+from collections import defaultdict
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from steptuned.lab.data import SETS, load
+from steptuned.lab.data.batches import Batches
+from steptuned.lab.networks import ACTIVATIONS, NETWORKS
+from steptuned.lab.problems.base import Batch, Problem, Stream
+from steptuned.lab.spec import derive_seed
+
+CHUNK = 512
+"""Images evaluated at a time."""
+
+
+class Images(Problem):
+    """J = mean cross-entropy + lambda/2 |theta|^2.
+
+    The J that is logged is that of the network as one would use it: BatchNorm with its running statistics, no dropout.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {
+        "data": "cifar-10",
+        "network": "resnet-20",
+        "activation": "relu",
+        "layout": "contiguous",
+        "batch": 128,
+        "weight_decay": 1e-4,
+        "rows": 0,
+        "test_rows": 0,
+        "normalisation": "channel",
+        "augmentation": "none",
+        "masks": "same",
+        "statistics": "both",
+        "precision": "float32",
+    }
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "data": tuple(SETS),
+        "network": tuple(NETWORKS),
+        "activation": tuple(ACTIVATIONS),
+        "layout": ("contiguous", "channels_last"),
+        "normalisation": ("channel", "none"),
+        "augmentation": ("none", "standard"),
+        "masks": ("same", "fresh"),
+        "statistics": ("both", "first"),
+        "precision": ("float32", "bfloat16"),
+    }
+    description: ClassVar[str] = "images classified by a network (Figures 4 to 6)"
+
+    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
+        self.options, self.device = options, device
+        images = load(options["data"])
+        channels_last = options["layout"] == "channels_last"
+        kept = _subset(len(images.train), options["rows"], "train", options["data"])
+        kept_test = _subset(len(images.test), options["test_rows"], "test", options["data"])
+        train, test = images.train[kept], images.test[kept_test]
+        standardised = options["normalisation"] == "channel"
+        self.train = Batches(train, images.train_labels[kept], device, channels_last, train if standardised else None)
+        self.test = Batches(test, images.test_labels[kept_test], device, channels_last, train if standardised else None)
+        self.weight_decay = options["weight_decay"]
+        self.same_noise = options["masks"] == "same"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed("initial point", options["data"], self._network_name(), options["activation"], seed))
+            model = self._network()
+        self.model = model.to(device)
+        if channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._momenta = [m.momentum for m in self._norms]
+        self.parameters = list(self.model.parameters())
+        parts = [options["data"], options["rows"], options["batch"], seed]
+        self.stream = Stream(len(train), options["batch"], reshuffled=True, seed_parts=parts)
+        self._changes = torch.Generator().manual_seed(derive_seed("augmentation", *parts))
+        self._ready: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @staticmethod
+    def rows_of(options: dict[str, Any]) -> int:
+        rows: int = options["rows"] or SETS[options["data"]].train_rows
+        return rows
+
+    # ------------------------------------------------------------------------------------------ what is minimised
+
+    def _network_name(self) -> str:
+        return str(self.options["network"])
+
+    def _network(self) -> nn.Module:
+        options = self.options
+        return NETWORKS[options["network"]](SETS[options["data"]].classes, ACTIVATIONS[options["activation"]])
+
+    def _criterion(self, output: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, y)
+
+    def draw(self) -> Tensor:
+        """The rows and, with augmentation, what is done to each image: shift down, shift right, flip."""
+        rows = self.stream.next()
+        if self.options["augmentation"] == "none":
+            return rows
+        shifts = torch.randint(0, 9, (len(rows), 2), generator=self._changes)
+        flips = torch.randint(0, 2, (len(rows), 1), generator=self._changes)
+        return torch.cat((rows[:, None], shifts, flips), 1)
+
+    def loss(self, batch: Batch) -> Tensor:
+        x, y = self._inputs(batch)
+        with self._autocast():
+            return self._criterion(self.model(x), x, y)
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The images of a mini-batch, made once for both passes over it."""
+        if batch is None:
+            return self.train.rows(torch.arange(len(self.train)))
+        if self._ready is None or self._ready[0] is not batch:
+            x, y = self.train.rows(batch) if batch.dim() == 1 else self.train.augmented(*batch.T)
+            self._ready = batch, x, y
+        return self._ready[1:]
+
+    def second_pass(self, second: bool) -> None:
+        if self.options["statistics"] == "first":
+            for module, momentum in zip(self._norms, self._momenta, strict=True):
+                module.momentum = 0.0 if second else momentum
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options["precision"] == "bfloat16")
+
+    # ------------------------------------------------------------------------------------------ what is logged
+
+    def evaluate(self) -> dict[str, float]:
+        self.model.eval()
+        with torch.no_grad(), self._autocast():
+            train, test = self._over(self.train), self._over(self.test)
+            penalty = self.weight_decay / 2 * sum(p.double().square().sum() for p in self.parameters)
+        self.model.train()
+        told = {"loss": train["loss"] + penalty, "plain loss": train["loss"], "test loss": test.pop("loss"), **test}
+        return {name: float(value) for name, value in told.items()}
+
+    def _over(self, images: Batches) -> dict[str, Tensor]:
+        """The means over all the images."""
+        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=self.device))
+        for rows in torch.arange(len(images)).split(CHUNK):
+            x, y = images.rows(rows)
+            for name, mean in self._measured(self.model(x), x, y).items():
+                sums[name] += mean.double() * len(x)
+        return {name: total / len(images) for name, total in sums.items()}
+
+    def _measured(self, output: Tensor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        right = (output.argmax(1) == y).double().mean()
+        return {"loss": self._criterion(output, x, y), "accuracy": right}
+
+    # ------------------------------------------------------------------------------------------ resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "stream": self.stream.state_dict(), "changes": self._changes.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.stream.load_state_dict(state["stream"])
+        self._changes.set_state(state["changes"])
+
+
+def _subset(there: int, wanted: int, *purpose: str) -> Tensor | slice:
+    """All, or a fixed choice that is the same for every method and seed."""
+    if not wanted:
+        return slice(None)
+    generator = torch.Generator().manual_seed(derive_seed("subset", *purpose))
+    return torch.randperm(there, generator=generator)[:wanted]

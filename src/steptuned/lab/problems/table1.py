@@ -1,0 +1,30 @@
+"""The paper's Table 1 as data: the six deep-learning problems, their budgets and those of their grid search.
+
+An experiment's file names one of them with ``setting = "a"``; what else the file says comes before what is said here.
+"""
+
+from typing import Any
+
+
+def _setting(title: str, problem: str, epochs: int, **options: Any) -> dict[str, Any]:
+    return {
+        "title": title,
+        "problem": problem,
+        "options": options,
+        "budget": {"epochs": epochs},
+        "selection": {"after": {"epochs": epochs // 10}},
+    }
+
+
+_RESNET = {"network": "resnet-20", "activation": "relu", "layout": "channels_last"}
+
+TABLE_1: dict[str, dict[str, Any]] = {
+    "a": _setting("CIFAR-10, ResNet-20", "images", 500, data="cifar-10", **_RESNET),
+    "b": _setting("CIFAR-100, ResNet-20", "images", 500, data="cifar-100", **_RESNET),
+    "c": _setting(
+        "CIFAR-10, Network in Network", "images", 300, data="cifar-10", network="nin", activation="elu", layout="channels_last"
+    ),
+    "d": _setting("MNIST, autoencoder", "autoencoder", 500, activation="silu"),
+    "e": _setting("CIFAR-10, LeNet without BatchNorm", "images", 300, data="cifar-10", network="lenet", activation="elu"),
+    "f": _setting("CIFAR-10, LeNet with BatchNorm", "images", 300, data="cifar-10", network="lenet-batchnorm", activation="elu"),
+}
