@@ -1,10 +1,13 @@
 """Runs for the tests of the laboratory."""
 
 import multiprocessing
+import os
 
 import pytest
+import small_data
 import torch
 
+from steptuned.lab.data import SETS
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import RunSpec
@@ -29,6 +32,25 @@ def processes():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["steptuned.lab.run"])
     return context
+
+
+@pytest.fixture(scope="session")
+def _small_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return small_data.write(folder), folder
+
+
+@pytest.fixture
+def small(_small_files, monkeypatch):
+    """The laboratory reads small data sets. Gives what a process of its own needs for that: see `small_data.use`."""
+    sets, folder = _small_files
+    for name, described in sets.items():
+        monkeypatch.setitem(SETS, name, described)
+    monkeypatch.setenv("STEPTUNED_DATA", str(folder))
+    return sets, folder
+
+
+on_real_data = pytest.mark.skipif("STEPTUNED_DATA" not in os.environ, reason="STEPTUNED_DATA is not set: no official data to read")
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,11 @@ from steptuned.lab.data import DataError, commands
 from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, load_all, panels_of, paper_experiments
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.run import CHECKPOINT_SECONDS
 from steptuned.lab.store import COMPLETE, Run, Store
 from steptuned.lab.sweep import Interrupted, Sweep
+from steptuned.lab.timing import Timings, measure
 
 app = typer.Typer(
     help="Re-run, check and extend the experiments of the Step-Tuned SGD paper.",
@@ -36,6 +38,7 @@ console = Console()
 errors = Console(stderr=True)
 
 ILLUSTRATION = "figure-1"
+WALL_CLOCK = "table-2"
 CORES = os.cpu_count() or 1
 
 
@@ -77,7 +80,7 @@ def reproduce(
     """
     files = paper_experiments()
     panels = {path.stem + panel: (path, panel) for path in files.values() for panel in panels_of(path)}
-    known = [ILLUSTRATION, *files]
+    known = [ILLUSTRATION, *files, WALL_CLOCK]
     for name in names:
         if name not in [*known, *panels, "all"]:
             _stop(f"there is no experiment {name!r}; valid: all, {', '.join(known)}, or a panel such as {next(iter(panels))}")
@@ -85,11 +88,13 @@ def reproduce(
     figures = {
         name: [load(panels[name][0], scale.value, panels[name][1])] if name in panels else load_all(files[name], scale.value)
         for name in chosen
-        if name != ILLUSTRATION
+        if name not in (ILLUSTRATION, WALL_CLOCK)
     }
     _find_data(data)
     sweep = Sweep(out, jobs, console, _device(device), checkpoint_seconds)
     _run(_with_autocast(figures, autocast), ILLUSTRATION in chosen, sweep)
+    if WALL_CLOCK in chosen:
+        _time(out, scale.value, sweep.device)
 
 
 @app.command()
@@ -118,7 +123,8 @@ def list_() -> None:
         (
             "experiments",
             [(ILLUSTRATION, "a negative and a positive curvature step", "")]
-            + [(name, _titles(path), "") for name, path in paper_experiments().items()],
+            + [(name, _titles(path), "") for name, path in paper_experiments().items()]
+            + [(WALL_CLOCK, "time per epoch relative to SGD, on problems (a) to (f)", "")],
         ),
     ):
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -199,7 +205,40 @@ def export(
         console.print(f"{len(rows)} records: {parquet_file}")
 
 
+@app.command()
+def results(
+    folder: StoreArgument,
+    page: Annotated[Path, typer.Option("--to", help="The page to write; its figures go into a folder beside it.")],
+) -> None:
+    """A page in Markdown of all experiments of the paper that have runs in a folder: figures, tables, machine."""
+    from steptuned.lab.report import results as report
+
+    _runs(folder)
+    written = report.write(folder, page, shlex.join(["steptuned", "results", folder.name, "--to", str(page)]))
+    console.print(*map(str, written), sep="\n", soft_wrap=True)
+
+
 # ---------------------------------------------------------------------------------------------- common
+
+
+def _time(out: Path, scale: str, device: str) -> None:
+    """Measure what Table 2 is made of, problem by problem; what is measured already is not measured again."""
+    from steptuned.lab.report import tables
+
+    timings = Timings(out)
+    try:
+        with console.status("") as status:
+            for letter, setting in TABLE_1.items():
+                if timings.load(letter, scale) is None:
+                    status.update(f"{WALL_CLOCK}: ({letter}) {setting['title']}")
+                    timings.save(measure(letter, scale, device))
+    except DataError as error:
+        _stop(str(error))
+    except KeyboardInterrupt:
+        errors.print(f"[yellow]stopped; what is measured is kept. Go on with:[/] {shlex.join(_command())}")
+        raise typer.Exit(130) from None
+    for table in tables.wall_clock(timings.all(scale)):
+        console.print(table.for_terminal(), "")
 
 
 def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -> None:
@@ -233,8 +272,9 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
         sys.stdout.flush()
         os._exit(130)  # every run can be killed, so there is nothing to wait for
     for outcome in outcomes:
-        console.print(tables.summary(outcome, sweep.results))
-    console.print("figures:", *(str(path) for path in written if path.suffix == ".png"), sep="\n  ")
+        console.print(*(table.for_terminal() for table in tables.summary(outcome, sweep.results)), "")
+    if written:
+        console.print("figures:", *(str(path) for path in written if path.suffix == ".png"), sep="\n  ")
     if sweep.failed:
         _stop(f"{len(sweep.failed)} runs failed; see failed.json in their folders under {sweep.store.folder}")
 

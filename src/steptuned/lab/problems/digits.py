@@ -8,6 +8,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from steptuned.lab.problems.base import Batch, Problem, Stream
+from steptuned.lab.problems.mode import as_trained, as_used
 from steptuned.lab.spec import derive_seed
 
 TRAINING = 1437
@@ -41,12 +42,12 @@ class Digits(Problem):
         return nn.functional.cross_entropy(self.model(x), y)
 
     def evaluate(self) -> dict[str, float]:
-        self.model.eval()
-        with torch.no_grad():
-            plain = self.loss(None).item()
-            accuracy = (self.model(self.x_test).argmax(1) == self.y_test).float().mean().item()
+        with as_trained(self.model, self.x.device):
+            rows = torch.arange(TRAINING).split(self.stream.batch)
+            plain = sum(self.loss(some).item() * len(some) for some in rows) / TRAINING
             penalty = self.weight_decay / 2 * sum(p.square().sum().item() for p in self.parameters)
-        self.model.train()
+        with as_used(self.model):
+            accuracy = (self.model(self.x_test).argmax(1) == self.y_test).float().mean().item()
         return {"loss": plain + penalty, "plain loss": plain, "accuracy": accuracy}
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,16 +11,15 @@ from steptuned.lab.data import SETS, load
 from steptuned.lab.data.batches import Batches
 from steptuned.lab.networks import ACTIVATIONS, NETWORKS
 from steptuned.lab.problems.base import Batch, Problem, Stream
+from steptuned.lab.problems.mode import as_trained, as_used
 from steptuned.lab.spec import derive_seed
-
-CHUNK = 512
-"""Images evaluated at a time."""
 
 
 class Images(Problem):
     """J = mean cross-entropy + lambda/2 |theta|^2.
 
-    The J that is logged is that of the network as one would use it: BatchNorm with its running statistics, no dropout.
+    The J that is logged is the one that is minimised, over all mini-batches of a fixed order: BatchNorm by their own statistics,
+    dropout with masks that are the same at every evaluation. Test images are judged by the network as one would use it.
     """
 
     defaults: ClassVar[dict[str, Any]] = {
@@ -104,11 +103,11 @@ class Images(Problem):
         return torch.cat((rows[:, None], shifts, flips), 1)
 
     def loss(self, batch: Batch) -> Tensor:
-        x, y = self._inputs(batch)
+        x, y = self.inputs(batch)
         with self._autocast():
             return self._criterion(self.model(x), x, y)
 
-    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The images of a mini-batch, made once for both passes over it."""
         if batch is None:
             return self.train.rows(torch.arange(len(self.train)))
@@ -128,18 +127,18 @@ class Images(Problem):
     # ------------------------------------------------------------------------------------------ what is logged
 
     def evaluate(self) -> dict[str, float]:
-        self.model.eval()
-        with torch.no_grad(), self._autocast():
-            train, test = self._over(self.train), self._over(self.test)
+        with as_trained(self.model, self.device), self._autocast():
+            train = self._over(self.train)
             penalty = self.weight_decay / 2 * sum(p.double().square().sum() for p in self.parameters)
-        self.model.train()
+        with as_used(self.model), self._autocast():
+            test = self._over(self.test)
         told = {"loss": train["loss"] + penalty, "plain loss": train["loss"], "test loss": test.pop("loss"), **test}
         return {name: float(value) for name, value in told.items()}
 
     def _over(self, images: Batches) -> dict[str, Tensor]:
         """The means over all the images."""
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=self.device))
-        for rows in torch.arange(len(images)).split(CHUNK):
+        for rows in torch.arange(len(images)).split(self.options["batch"]):
             x, y = images.rows(rows)
             for name, mean in self._measured(self.model(x), x, y).items():
                 sums[name] += mean.double() * len(x)

@@ -53,9 +53,9 @@ def save(figure: Figure, path: Path) -> list[Path]:
     return written
 
 
-def draw(name: str, outcomes: list[Outcome], results: Results, folder: Path) -> list[Path]:
+def draw(name: str, outcomes: list[Outcome], results: Results, folder: Path, stem: str | None = None) -> list[Path]:
     """The figure that the experiment's file asks for, with a panel for each outcome."""
-    return save(FIGURES[outcomes[0].experiment.figure](name, outcomes, results), folder / name)
+    return save(FIGURES[outcomes[0].experiment.figure](name, outcomes, results), folder / (stem or name))
 
 
 def single(figure: Callable[[Outcome, Results], Figure]) -> Callable[[str, list[Outcome], Results], Figure]:

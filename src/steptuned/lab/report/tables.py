@@ -1,45 +1,62 @@
-"""Tables for the terminal."""
+"""Tables, for the terminal and for Markdown."""
 
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
-from rich.console import Group as Together
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Table as RichTable
 
 from steptuned.lab.experiment import Group, Outcome, first_below
+from steptuned.lab.methods import METHODS
+from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report.figures import label_of
 from steptuned.lab.report.measures import compare, ends, instances_to_level, rate_of
 from steptuned.lab.sweep import Results
+from steptuned.lab.timing import PAPER, TIMED, Timing
 
 
-def summary(outcome: Outcome, results: Results) -> Any:
+@dataclass
+class Table:
+    """Plain words, so that it can be shown anywhere."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+
+    def for_terminal(self) -> RichTable:
+        table = RichTable(title=escape(self.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for column in self.columns:
+            table.add_column(escape(column))
+        for row in self.rows:
+            table.add_row(*map(escape, row))
+        return table
+
+    def markdown(self) -> str:
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        return f"**{self.title}**\n\n" + "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def summary(outcome: Outcome, results: Results) -> list[Table]:
     """Who reached what, after how many back-propagations."""
     experiment = outcome.experiment
     tables = [_rates(outcome, results) if experiment.figure == "rate" else _methods(outcome, results)]
     if experiment.instances > 1:
         tables.append(_instances(outcome, results))
-    return Together(*tables, "")
+    return tables
 
 
 def _methods(outcome: Outcome, results: Results) -> Table:
     experiment = outcome.experiment
     groups = [group for group in outcome.groups if group.instance == 0]
     lasts = {g.entry.name: [r for r in map(results.last, g.specs.values()) if r is not None] for g in groups}
-    everyone = [record["loss"] for records in lasts.values() for record in records]
-    level = outcome.star[0, 0] + experiment.selection.within if outcome.star else 1.1 * min(everyone, default=0.0)
-    table = _new(f"{experiment.name} ({experiment.scale}): {experiment.title}")
-    accuracy = any("accuracy" in record for records in lasts.values() for record in records)
+    everyone = [record for records in lasts.values() for record in records]
+    level = (
+        outcome.star[0, 0] + experiment.selection.within if outcome.star else 1.1 * min((r["loss"] for r in everyone), default=0.0)
+    )
     near = f"bp to J* + {experiment.selection.within:g}" if outcome.star else f"bp to J = {level:.3g}"
-    for column in (
-        "method and choice",
-        "grid",
-        "seeds",
-        "bp",
-        "final J: mean (min to max)",
-        near,
-        *(["accuracy"] if accuracy else []),
-    ):
-        table.add_column(column)
+    tested = [key for key in ("accuracy", "test loss") if any(key in record for record in everyone)]
+    columns = ["method and choice", "grid", "seeds", "bp", "final J: mean (min to max)", near, *tested]
+    table = Table(f"{experiment.name} ({experiment.scale}): {experiment.title}", columns)
     for group in groups:
         records = lasts[group.entry.name]
         reached = [
@@ -50,14 +67,12 @@ def _methods(outcome: Outcome, results: Results) -> Table:
         row = [
             label_of(group),
             _grid(group),
-            f"{len(records)}/{experiment.seeds}"
-            if len(records) == experiment.seeds
-            else f"[red]{len(records)}/{experiment.seeds}[/]",
+            f"{len(records)}/{experiment.seeds}{'' if len(records) == experiment.seeds else ' SEEDS'}",
             str(records[0]["bp"]) if records else "",
             _spread([record["loss"] for record in records], ".4g"),
             f"{np.median(there):.0f} ({len(there)}/{len(reached)})" if there else "never",
         ]
-        table.add_row(*row, *([_spread([record["accuracy"] for record in records], ".2%")] if accuracy else []))
+        table.rows.append(row + [_spread([r[key] for r in records], ".2%" if key == "accuracy" else ".4g") for key in tested])
     return table
 
 
@@ -65,7 +80,7 @@ def _grid(group: Group) -> str:
     diverged = sum(trial.score is None for trial in group.trials)
     notes = [f"{len(group.trials)} tried"] if len(group.trials) > 1 else []
     notes += [f"{diverged} without score"] if diverged and notes else []
-    notes += [f"[yellow]winner on the edge: {', '.join(group.edges)}[/]"] if group.edges else []
+    notes += [f"winner on the EDGE: {', '.join(group.edges)}"] if group.edges else []
     return ", ".join(notes)
 
 
@@ -73,19 +88,17 @@ def _instances(outcome: Outcome, results: Results) -> Table:
     soonest = outcome.experiment.selection.rule == "soonest"
     numbers = instances_to_level(outcome, results) if soonest else ends(outcome, results)
     what = f"iterations to J* + {outcome.experiment.selection.within:g}" if soonest else "J at the end"
-    table = _new(f"{what}, over {outcome.experiment.instances} instances")
     names = list(numbers)
     base = "sgd" if "sgd" in names else names[0]
-    columns = (
+    columns = [
         "method",
         "reached" if soonest else "finished",
         "median (quartiles)",
         f"smaller than {base} on",
         "95 % interval",
         "median ratio",
-    )
-    for column in columns:
-        table.add_column(column)
+    ]
+    table = Table(f"{what}, over {outcome.experiment.instances} instances", columns)
     labels = {group.entry.name: group.entry.label for group in outcome.groups}
     for name in names:
         values = [v for v in numbers[name] if v is not None]
@@ -98,25 +111,40 @@ def _instances(outcome: Outcome, results: Results) -> Table:
         if name != base:
             c = compare(numbers, name, base)
             row += [f"{c.wins}/{c.instances}", f"{c.low:.0%} to {c.high:.0%}", f"{c.median_ratio:.3g}"]
-        table.add_row(*row)
+        table.rows.append(row + [""] * (len(columns) - len(row)))
     return table
 
 
 def _rates(outcome: Outcome, results: Results) -> Table:
-    table = _new(f"{outcome.experiment.name} ({outcome.experiment.scale}): {outcome.experiment.title}")
-    for column in ("delta", "seeds", "k up to", "slope (95 % interval)", "theorem: at most", "verdict"):
-        table.add_column(column)
+    columns = ["delta", "seeds", "k up to", "slope (95 % interval)", "theorem: at most", "verdict"]
+    table = Table(f"{outcome.experiment.name} ({outcome.experiment.scale}): {outcome.experiment.title}", columns)
     for group in outcome.groups:
         fit = rate_of(group, results)
         if fit is not None:
             slope = f"{fit.slope:.3f} ({fit.low:.3f} to {fit.high:.3f})"
             seeds = sum(results.last(spec) is not None for spec in group.specs.values())
-            table.add_row(f"{fit.delta:g}", str(seeds), f"{fit.k[-1]:.0f}", slope, f"{-(0.5 - fit.delta):.3f}", fit.verdict)
+            row = [f"{fit.delta:g}", str(seeds), f"{fit.k[-1]:.0f}", slope, f"{-(0.5 - fit.delta):.3f}", fit.verdict]
+            table.rows.append(row)
     return table
 
 
-def _new(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+def wall_clock(timings: list[Timing]) -> list[Table]:
+    """Table 2: the ratios beside the paper's, and where the time goes."""
+    scale, compared = timings[0].scale, [name for name in TIMED if name != "sgd"]
+    columns = ["problem", *(f"{METHODS[name].label} [paper]" for name in compared), "rounds", "bp a round"]
+    ratios = Table(f"table-2 ({scale}): time per epoch relative to SGD, median (quartiles) of the ratio [the paper's]", columns)
+    columns = ["problem", "a mini-batch", *(f"{METHODS[name].label}: all / optimizer" for name in TIMED)]
+    profile = Table("where the time goes, milliseconds per back-propagation (medians)", columns)
+    for timing in timings:
+        problem = f"({timing.problem}) {TABLE_1[timing.problem]['title']}"
+        cells = []
+        for name in compared:
+            middle, low, high = timing.ratio(name)
+            cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f}) [{PAPER[name][timing.problem]:.2f}]")
+        ratios.rows.append([problem, *cells, str(len(timing.seconds["sgd"])), str(timing.back_propagations)])
+        parts = [f"{timing.milliseconds(name):.2f} / {1e3 * float(np.median(timing.optimizer[name])):.2f}" for name in TIMED]
+        profile.rows.append([problem, f"{1e3 * float(np.median(timing.batch)):.2f}", *parts])
+    return [ratios, profile]
 
 
 def _spread(values: list[float], form: str) -> str:

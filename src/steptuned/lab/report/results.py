@@ -1,0 +1,62 @@
+"""A page of results in Markdown, from a store and nothing else."""
+
+from pathlib import Path
+
+from steptuned.lab.experiment import SCALES, Outcome, load_all, paper_experiments
+from steptuned.lab.problems.table1 import TABLE_1
+from steptuned.lab.report import figures, tables
+from steptuned.lab.store import Store
+from steptuned.lab.sweep import Results, outcome_of
+from steptuned.lab.timing import Timings
+
+SIZES = {
+    "paper": "the paper's own sizes",
+    "small": "smaller than the paper: see the sizes on the figures",
+    "demo": "much smaller than the paper: see the sizes on the figures",
+}
+
+
+def write(store: Path, page: Path, command: str) -> list[Path]:
+    """Write the page, and its figures beside it. Returns what was written."""
+    results = Results(Store(store))
+    pictures = page.parent / "figures"
+    written = [page]
+    parts = [f"# Results\n\nMade by `{command}` from the runs it names; nothing here is written by hand."]
+    for name, path in paper_experiments().items():
+        for scale in SCALES:
+            panels = [outcome_of(experiment, results.store) for experiment in load_all(path, scale)]
+            panels = [outcome for outcome in panels if has_runs(outcome, results)]
+            if not panels:
+                continue
+            stem = f"{name}-{scale}"
+            written += figures.draw(name, panels, results, pictures, stem)
+            parts.append(f"## {name}, scale {scale}\n\n{SIZES[scale].capitalize()}. {_machine(panels, results)}")
+            parts.append(f"![{name} at scale {scale}](figures/{stem}.png)")
+            for outcome in panels:
+                parts += [table.markdown() for table in tables.summary(outcome, results)]
+    for scale in SCALES:
+        timings = Timings(store).all(scale)
+        if timings:
+            missing = [letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}]
+            note = f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
+            parts.append(f"## table-2, scale {scale}\n\n{_environment(timings[0].environment)}{note}")
+            parts += [table.markdown() for table in tables.wall_clock(timings)]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n\n".join(parts) + "\n")
+    return written
+
+
+def has_runs(outcome: Outcome, results: Results) -> bool:
+    return any(results.last(spec) is not None for group in outcome.groups for spec in group.specs.values())
+
+
+def _machine(panels: list[Outcome], results: Results) -> str:
+    """With what the runs were made: all the different environments."""
+    specs = [spec for outcome in panels for group in outcome.groups for spec in group.specs.values()]
+    environments = [results.run(spec).environment() for spec in specs]
+    return " ".join(dict.fromkeys(_environment(e) for e in environments if e))
+
+
+def _environment(e: dict[str, object]) -> str:
+    versions = f"steptuned {e['steptuned']} ({e['commit']}), torch {e['torch']}, Python {e['python']}"
+    return f"{versions}, {e['cpu']}, {e['device']}, {e['threads']} thread{'s' * (e['threads'] != 1)}."

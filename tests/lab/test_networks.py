@@ -1,0 +1,100 @@
+"""The networks of Table 1: sizes, shapes, starts, activations."""
+
+import pytest
+import torch
+from torch import nn
+
+from steptuned.lab.networks import ACTIVATIONS, NETWORKS, autoencoder
+from steptuned.lab.networks.resnet import Block
+
+
+def size(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def count(model, kind):
+    return sum(isinstance(module, kind) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "parameters"),
+    [
+        ("resnet-20", 10, 269_722),
+        ("resnet-20", 100, 275_572),
+        ("nin", 10, 969_802),
+        ("lenet", 10, 62_006),
+        ("lenet-batchnorm", 10, 62_458),
+    ],
+)
+def test_a_classifier_has_the_papers_size_and_a_score_a_class(name, classes, parameters):
+    model = NETWORKS[name](classes, nn.ReLU)
+    assert size(model) == parameters
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, classes)
+
+
+def test_the_autoencoder_has_the_papers_size_and_gives_pixels():
+    model = autoencoder()
+    assert size(model) == 2_837_314
+    widths = [(layer.in_features, layer.out_features) for layer in model if isinstance(layer, nn.Linear)]
+    assert widths == [(784, 1000), (1000, 500), (500, 250), (250, 30), (30, 250), (250, 500), (500, 1000), (1000, 784)]
+    output = model(torch.rand(3, 1, 28, 28))
+    assert output.shape == (3, 784)
+    assert 0 < output.min() < output.max() < 1
+    code = next(i for i, layer in enumerate(model) if isinstance(layer, nn.Linear) and layer.out_features == 30)
+    assert isinstance(model[code + 1], nn.Linear), "the code is linear"
+    assert count(model, nn.SiLU) == 6
+    assert isinstance(model[-1], nn.Sigmoid)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_activation_is_the_one_asked_for_and_no_other(name, activation):
+    model = NETWORKS[name](10, ACTIVATIONS[activation])
+    others = tuple(kind for kind in ACTIVATIONS.values() if kind is not ACTIVATIONS[activation])
+    assert count(model, ACTIVATIONS[activation]) > 0
+    assert count(model, others) == 0
+
+
+@pytest.mark.parametrize(("name", "norms"), [("resnet-20", 19), ("nin", 8), ("lenet", 0), ("lenet-batchnorm", 4)])
+def test_batchnorm_is_where_table_1_has_it(name, norms):
+    assert count(NETWORKS[name](10, nn.ELU), (nn.BatchNorm1d, nn.BatchNorm2d)) == norms
+
+
+def test_resnet_begins_kaiming_normal():
+    torch.manual_seed(0)
+    model = NETWORKS["resnet-20"](10, nn.ReLU)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            inputs = module.weight[0].numel()
+            deviation = (2 / inputs) ** 0.5
+            assert module.weight.std().item() == pytest.approx(deviation, rel=0.15)
+            assert module.weight.abs().max() > 2.2 * deviation, "normal, not uniform"
+        if isinstance(module, nn.Conv2d):
+            assert module.bias is None
+
+
+def test_the_shortcut_of_a_block_has_no_parameters_and_keeps_every_other_pixel():
+    block = Block(2, 4, 2, nn.ReLU).eval()
+    with torch.no_grad():
+        block.conv2.weight.zero_()
+    x = torch.rand(1, 2, 4, 4)
+    expected = torch.zeros(1, 4, 2, 2)
+    expected[:, 1:3] = x[:, :, ::2, ::2]
+    assert torch.equal(block(x), expected)
+    assert size(block) == 2 * 4 * 9 + 4 * 4 * 9 + 4 * 4
+
+
+def test_resnet_halves_the_image_twice():
+    model = NETWORKS["resnet-20"](10, nn.ReLU)
+    shapes = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, __, output: shapes.append(tuple(output.shape[1:])))
+    model(torch.randn(1, 3, 32, 32))
+    assert shapes == [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
+
+
+def test_nin_has_dropout_after_its_first_two_stages():
+    model = NETWORKS["nin"](10, nn.ELU)
+    before = [type(model[i - 1]) for i, layer in enumerate(model) if isinstance(layer, nn.Dropout)]
+    assert before == [nn.MaxPool2d, nn.AvgPool2d]
+    assert isinstance(model[-3], nn.Conv2d), "no BatchNorm and no activation after the last convolution"
