@@ -8,8 +8,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pyarrow.parquet
 import pytest
+from conftest import on_real_data
 
 from steptuned.lab.store import Store
+
+REAL = os.environ.get("STEPTUNED_DATA")
 
 EXPERIMENT = """
 title = "a small comparison"
@@ -83,7 +86,19 @@ def test_export_writes_every_record(results, tmp_path):
 
 def test_list_names_problems_methods_and_experiments():
     said = steptuned("list").stdout
-    for name in ("regression", "digits", "step-tuned-sgd", "armijo", "figure-1", "figure-3", "rate"):
+    for name in (
+        "regression",
+        "digits",
+        "step-tuned-sgd",
+        "armijo",
+        "figure-1",
+        "figure-3",
+        "rate",
+        "images",
+        "figure-4",
+        "ResNet-20",
+        "table-2",
+    ):
         assert name in said
 
 
@@ -100,6 +115,9 @@ def test_figure_1_needs_no_run(tmp_path):
         (["reproduce", "figure-99"], "there is no experiment 'figure-99'; valid: all, figure-1"),
         (["run", "nothing.toml"], "nothing.toml: cannot be read: No such file or directory"),
         (["show", "nowhere"], "there is no folder nowhere"),
+        (["results", "nowhere", "--to", "page.md"], "there is no folder nowhere"),
+        (["reproduce", "figure-4z"], "or a panel such as figure-4a"),
+        (["data", "get", "imagenet"], "there is no data set 'imagenet'; valid: all, cifar-10, cifar-100, mnist"),
         (["export", "."], "say where to: --csv FILE or --parquet FILE"),
         (["reproduce", "figure-1", "--device", "warp"], "device 'warp' cannot be used here"),
     ],
@@ -118,7 +136,64 @@ def test_a_folder_that_cannot_be_made_is_said_so(tmp_path):
     assert "choose another folder with --out" in done.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["reproduce"], ["run"], ["show"], ["export"], ["list"]])
+@pytest.mark.parametrize("name", ["figure-6", "figure-4d", "table-2"])
+def test_without_data_an_experiment_on_images_says_how_to_get_them_and_makes_no_run(name, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = steptuned("reproduce", name, "--scale", "demo", "--out", tmp_path / "out", "--data", tmp_path / "empty")
+    assert done.returncode == 1
+    assert "steptuned data get" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_data_status_tells_what_is_there(tmp_path):
+    done = steptuned("data", "status", "--data", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("cifar-10", "cifar-100", "mnist", str(tmp_path)):
+        assert name in done.stdout
+
+
+IMAGES = """
+figure = "loss, accuracy and gamma"
+seeds = 1
+log_every = { epochs = 1 }
+budget = { epochs = 2 }
+selection = { after = { epochs = 1 } }
+options = { rows = 1_000, test_rows = 200 }
+[panels.e]
+setting = "e"
+[panels.d]
+setting = "d"
+[methods.sgd]
+lr = 0.1
+[methods.step-tuned-sgd]
+lr = [0.01, 0.1]
+"""
+
+
+@on_real_data
+def test_an_experiment_on_the_real_images_from_the_command_to_the_page(tmp_path):
+    (tmp_path / "mine.toml").write_text(IMAGES)
+    out = tmp_path / "out"
+    done = steptuned("run", tmp_path / "mine.toml", "--out", out, "--data", REAL, STEPTUNED_DATA=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "minee (paper): CIFAR-10, LeNet without BatchNorm" in done.stdout
+    assert "test loss" in done.stdout
+    assert (out / "figures" / "mine.png").exists()
+    for run in Store(out).runs():
+        last = run.result()["last"]
+        assert last["bp"] in (8, 16)
+        assert last["samples"] <= 2000
+        assert ("accuracy" in last) == (run.spec.problem == "images")
+        assert ("gamma" in last) == (run.spec.method == "step-tuned-sgd")
+    changed = steptuned("run", tmp_path / "mine.toml", "--out", out, "--data", REAL, "--bf16")
+    assert changed.returncode == 0, changed.stdout + changed.stderr
+    assert {run.spec.options["precision"] for run in Store(out).runs()} == {"float32", "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["reproduce"], ["run"], ["show"], ["export"], ["list"], ["results"], ["data"], ["data", "get"]]
+)
 def test_help_is_there(command):
     done = steptuned(*command, "--help")
     assert done.returncode == 0

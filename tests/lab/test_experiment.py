@@ -2,7 +2,16 @@
 
 import pytest
 
-from steptuned.lab.experiment import SCALES, ExperimentError, first_below, load, paper_experiments, stages
+from steptuned.lab.experiment import (
+    SCALES,
+    ExperimentError,
+    first_below,
+    load,
+    load_all,
+    panels_of,
+    paper_experiments,
+    stages,
+)
 from steptuned.lab.report.figures import FIGURES
 
 GOOD = """
@@ -132,7 +141,7 @@ def test_instances_are_tuned_each_or_on_the_first(file):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (('problem = "regression"', 'problem = "regresion"'), "problem = 'regresion' is not one of digits, regression"),
+        (('problem = "regression"', 'problem = "regresion"'), "problem = 'regresion' is not one of autoencoder, digits"),
         (("[methods.sgd]", "[methods.sdg]"), "methods.sdg = 'sdg' is not one of adam, armijo"),
         (
             ("lr = [1.0, 10.0]", "learning_rate = 1"),
@@ -164,13 +173,12 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path):
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", paper_experiments())
 def test_every_experiment_of_the_package_is_valid_at_every_scale(name, scale):
-    experiment = load(paper_experiments()[name], scale)
-    assert experiment.figure in FIGURES
-    seen, outcome = play(experiment, Invented(lambda s: 0.5))
-    assert all(group.winner is not None for group in outcome.groups)
-    assert sum(map(len, seen.values())) <= sum(runs for runs, _ in experiment.expected_back_propagations().values()) + len(
-        seen["grid"]
-    )
+    for experiment in load_all(paper_experiments()[name], scale):
+        assert experiment.figure in FIGURES
+        seen, outcome = play(experiment, Invented(lambda s: 0.5))
+        assert all(group.winner is not None for group in outcome.groups)
+        expected = sum(runs for runs, _ in experiment.expected_back_propagations().values())
+        assert sum(map(len, seen.values())) <= expected + len(seen["grid"])
 
 
 def test_figures_2_and_3_have_the_sizes_of_the_paper():
@@ -181,3 +189,88 @@ def test_figures_2_and_3_have_the_sizes_of_the_paper():
     spec = three.spec(three.entries[0], three.entries[0].grid()[0], 0, 0, three.budget)
     assert spec.budget == 2500
     assert spec.options == {"rows": 500, "columns": 30, "batch": 50, "instance": 0}
+
+
+@pytest.mark.parametrize(("name", "letters"), [("figure-4", "abcd"), ("figure-5", "abcd"), ("figure-6", "ef")])
+def test_the_figures_of_deep_learning_are_the_papers(name, letters):
+    path = paper_experiments()[name]
+    assert panels_of(path) == list(letters)
+    epochs = {"a": 500, "b": 500, "c": 300, "d": 500, "e": 300, "f": 300}
+    for letter, experiment in zip(letters, load_all(path, "paper"), strict=True):
+        assert experiment.name == name + letter
+        assert (experiment.budget.epochs, experiment.selection.after.epochs) == (epochs[letter], epochs[letter] // 10)
+        assert (experiment.seeds, experiment.selection.rule) == (3, "smallest loss")
+        grids = {entry.name: entry.axes for entry in experiment.entries}
+        assert list(grids) == ["sgd", "rmsprop", "adam", "step-tuned-sgd"]
+        assert all(axes["lr"] == [1e-4, 1e-3, 1e-2, 1e-1, 1.0] for axes in grids.values())
+        assert grids["adam"]["beta1"] == [0.1, 0.5, 0.9, 0.99]
+        assert grids["step-tuned-sgd"]["nu"] == [1.0, 2.0, 5.0]
+        assert grids["sgd"]["decay"] == grids["step-tuned-sgd"]["decay"] == ["epoch"]
+        uses = [grids[other]["uses"] for other in ("sgd", "rmsprop", "adam")]
+        assert uses == [[2 if name == "figure-5" else 1]] * 3
+        spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget)
+        per_epoch = 469 if letter == "d" else 391
+        assert (spec.budget, spec.log_every) == (epochs[letter] * per_epoch, per_epoch)
+        assert (spec.options["rows"], spec.options["augmentation"]) == (0, "none")
+
+
+def test_step_tuned_sgd_has_the_same_runs_in_figures_4_and_5():
+    four, five = (load(paper_experiments()[name], "paper", "a") for name in ("figure-4", "figure-5"))
+    entries = [next(e for e in figure.entries if e.name == "step-tuned-sgd") for figure in (four, five)]
+    specs = [f.spec(e, e.grid()[0], 0, 0, f.budget) for f, e in zip((four, five), entries, strict=True)]
+    assert specs[0].identity == specs[1].identity
+
+
+PANELS = """
+figure = "loss"
+seeds = 4
+options = { batch = 64 }
+[panels.x]
+setting = "e"
+[panels.y]
+setting = "d"
+title = "mine"
+budget = { epochs = 7 }
+[methods.sgd]
+lr = 0.1
+[scales.demo]
+seeds = 1
+[scales.demo.panels.y]
+seeds = 2
+budget = { epochs = 3 }
+"""
+
+
+def test_a_panel_says_more_than_its_file_a_scale_more_than_both_and_table_1_the_rest(file):
+    x, y = load_all(file(PANELS), "paper")
+    assert (x.name, y.name) == ("minex", "miney")
+    assert (x.title, y.title) == ("CIFAR-10, LeNet without BatchNorm", "mine")
+    assert (x.budget.epochs, y.budget.epochs) == (300, 7)
+    assert x.options == {"data": "cifar-10", "network": "lenet", "activation": "elu", "batch": 64}
+    assert (x.seeds, y.seeds) == (4, 4)
+    x, y = load_all(file(PANELS), "demo")
+    assert (x.seeds, y.seeds) == (1, 2)
+    assert (x.budget.epochs, y.budget.epochs) == (300, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (('setting = "e"', 'setting = "z"'), "setting = 'z' is not one of a, b, c, d, e, f"),
+        (("batch = 64", "bach = 64"), "options.bach = 'bach' is not one of"),
+        (("batch = 64", 'layout = "sideways"'), "options.layout = 'sideways' is not one of channels_last, contiguous"),
+        (("batch = 64", 'batch = "64"'), "options.batch = '64': not of the kind of 128"),
+        (("batch = 64", "batch = true"), "options.batch = True: not of the kind of 128"),
+        (("batch = 64", 'data = "imagenet"'), "options.data = 'imagenet' is not one of cifar-10, cifar-100, mnist"),
+        (("lr = 0.1", "uses = 2.5"), "methods.sgd.uses = 2.5: not of the kind of 1"),
+        (("lr = 0.1", "uses = 0"), "methods.sgd.uses = 0: must be at least 1"),
+        (("batch = 64", "batch = 0"), "options.batch = 0: must be at least 1"),
+        (("batch = 64", "rows = -5"), "options.rows = -5: must be at least 0"),
+    ],
+)
+def test_a_mistake_in_a_panel_is_one_sentence(file, change, sentence):
+    path = file(PANELS.replace(*change))
+    with pytest.raises(ExperimentError) as error:
+        load_all(path, "paper")
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)

@@ -10,7 +10,7 @@ from conftest import make_spec, on_real_data
 from small_data import TRAIN
 from torch import nn
 
-from steptuned.lab.data import load
+from steptuned.lab.data import DataError, load
 from steptuned.lab.data.batches import Batches, mean_and_deviation
 from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS
@@ -109,6 +109,8 @@ def test_fewer_rows_are_a_fixed_choice_that_every_seed_shares(small):
     assert torch.equal(a.train.rows(everything)[0], b.train.rows(everything)[0])
     assert not torch.equal(a.train.labels, load("cifar-10").train_labels[:50]), "not just the first ones"
     assert PROBLEMS["images"].rows_of({**a.options, "rows": 0}) == TRAIN
+    with pytest.raises(DataError, match="test_rows = 61: cifar-10 has 60 such images"):
+        make(test_rows=61)
 
 
 # ---------------------------------------------------------------------------------------------- what is minimised and logged

@@ -8,8 +8,9 @@ import sys
 import time
 
 import pytest
+import small_data
 import torch
-from conftest import make_spec
+from conftest import make_spec, on_real_data
 from test_store import numbers
 
 from steptuned.lab.run import execute, folder_of
@@ -48,6 +49,65 @@ def test_a_run_killed_again_and_again_ends_with_the_same_numbers(tmp_path, proce
     assert killed == kills, "the run ended before it was killed often enough: give it a larger budget"
     assert numbers(run) == numbers(undisturbed)
     assert run.is_sound()
+
+
+def _execute_images(sets, data, folder):
+    small_data.use(sets, data, os.environ)
+    torch.set_num_threads(1)
+    execute(Run(folder), {}, checkpoint_seconds=0.0)
+
+
+def _kill_until_done(run, processes, target, arguments, kills):
+    """Returns in which pass over a mini-batch each killed process had written its last checkpoint."""
+    chance, passes = random.Random(2), []
+    while run.result() is None:
+        child = processes.Process(target=target, args=arguments)
+        child.start()
+        begun = _checkpoint_time(run)
+        while child.is_alive() and _checkpoint_time(run) == begun:  # until it has come a little further
+            time.sleep(0.01)
+        if len(passes) < kills:
+            child.join(chance.uniform(0, 0.3))
+            if child.is_alive():
+                os.kill(child.pid, signal.SIGKILL)
+                child.join()
+                passes.append(torch.load(run.folder / "checkpoint.pt", weights_only=True)["driver"]["pass"])
+        child.join()
+        assert child.exitcode in (0, -signal.SIGKILL)
+    return passes
+
+
+def _checkpoint_time(run):
+    path = run.folder / "checkpoint.pt"
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+IMAGES = {
+    "problem": "images",
+    "budget": 150,
+    "log_every": 10,
+    "options": {"network": "lenet-batchnorm", "batch": 32, "augmentation": "standard", "layout": "channels_last"},
+}
+
+
+def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_with_the_same_numbers(tmp_path, small, processes):
+    undisturbed = folder_of(Store(tmp_path / "undisturbed"), make_spec(**IMAGES))
+    execute(undisturbed, {})
+    run = folder_of(Store(tmp_path / "disturbed"), make_spec(**IMAGES))
+    passes = _kill_until_done(run, processes, _execute_images, (*small, run.folder), kills=6)
+    assert set(passes) == {0, 1}, "killed after the first pass and after the second"
+    assert numbers(run) == numbers(undisturbed)
+    assert run.is_sound()
+
+
+@on_real_data
+def test_a_run_on_the_real_cifar_10_killed_again_and_again_ends_with_the_same_numbers(tmp_path, processes):
+    spec = make_spec(**{**IMAGES, "budget": 60, "options": {"network": "resnet-20", "rows": 300, "test_rows": 50, "batch": 16}})
+    undisturbed = folder_of(Store(tmp_path / "undisturbed"), spec)
+    execute(undisturbed, {})
+    run = folder_of(Store(tmp_path / "disturbed"), spec)
+    assert len(_kill_until_done(run, processes, _execute, (run.folder,), kills=4)) == 4
+    assert numbers(run) == numbers(undisturbed)
 
 
 EXPERIMENT = """

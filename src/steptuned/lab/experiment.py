@@ -23,6 +23,8 @@ else:
     import tomli as tomllib
 
 SCALES = ("demo", "small", "paper")
+COUNTS = ("batch", "columns", "uses")
+"""Whole numbers of which there must be one at least."""
 
 
 class ExperimentError(ValueError):
@@ -185,9 +187,12 @@ def _check_options(path: Path, problem: type[Problem], options: dict[str, Any]) 
 
 
 def _check_kind(path: Path, key: str, value: Any, like: Any) -> None:
-    wanted = (int, float) if isinstance(like, int | float) and not isinstance(like, bool) else type(like)
+    wanted = (int, float) if isinstance(like, float) else type(like)
     if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(like, bool):
         raise ExperimentError(f"{path}: {key} = {value!r}: not of the kind of {like!r}")
+    least = 1 if key.rsplit(".", 1)[-1] in COUNTS else 0
+    if isinstance(like, int) and not isinstance(like, bool) and value < least:
+        raise ExperimentError(f"{path}: {key} = {value!r}: must be at least {least}")
 
 
 def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:

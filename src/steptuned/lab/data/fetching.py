@@ -116,13 +116,14 @@ def _unpack(archive: Path, members: dict[str, File], work: Path) -> None:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                content = tar.extractfile(member) if member.name in members and member.isreg() else None
-                if content is not None:
-                    with content, open(work / members[member.name].name, "wb") as output:
+                file = members.get(member.name.removeprefix("./"))
+                content = tar.extractfile(member) if file and member.isreg() else None
+                if file and content:
+                    with content, open(work / file.name, "wb") as output:
                         shutil.copyfileobj(content, output, CHUNK)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{archive.name} cannot be unpacked: {error}; run the same command again") from None
-    for name, file in members.items():
-        wrong = fault(work / file.name, file)
+    for name, expected in members.items():
+        wrong = fault(work / expected.name, expected)
         if wrong:
             raise DataError(f"{archive.name} cannot be used, since its {name} {wrong}; run the same command again")

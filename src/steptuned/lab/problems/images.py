@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from steptuned.lab.data import SETS, load
+from steptuned.lab.data import SETS, DataError, load
 from steptuned.lab.data.batches import Batches
 from steptuned.lab.networks import ACTIVATIONS, NETWORKS
 from steptuned.lab.problems.base import Batch, Problem, Stream
@@ -54,8 +54,8 @@ class Images(Problem):
         self.options, self.device = options, device
         images = load(options["data"])
         channels_last = options["layout"] == "channels_last"
-        kept = _subset(len(images.train), options["rows"], "train", options["data"])
-        kept_test = _subset(len(images.test), options["test_rows"], "test", options["data"])
+        kept = _subset(len(images.train), options, "rows")
+        kept_test = _subset(len(images.test), options, "test_rows")
         train, test = images.train[kept], images.test[kept_test]
         standardised = options["normalisation"] == "channel"
         self.train = Batches(train, images.train_labels[kept], device, channels_last, train if standardised else None)
@@ -159,9 +159,12 @@ class Images(Problem):
         self._changes.set_state(state["changes"])
 
 
-def _subset(there: int, wanted: int, *purpose: str) -> Tensor | slice:
+def _subset(there: int, options: dict[str, Any], key: str) -> Tensor | slice:
     """All, or a fixed choice that is the same for every method and seed."""
+    data, wanted = options["data"], options[key]
     if not wanted:
         return slice(None)
-    generator = torch.Generator().manual_seed(derive_seed("subset", *purpose))
+    if wanted > there:
+        raise DataError(f"{key} = {wanted}: {data} has {there} such images; 0 means all of them")
+    generator = torch.Generator().manual_seed(derive_seed("subset", "train" if key == "rows" else "test", data))
     return torch.randperm(there, generator=generator)[:wanted]

@@ -1,0 +1,126 @@
+"""The page of results: its numbers are those of the store, and reading leaves the store as it is."""
+
+import re
+
+import pytest
+from rich.console import Console
+from test_timing import made_up
+
+from steptuned.lab.experiment import load_all
+from steptuned.lab.report import figures, results, tables
+from steptuned.lab.store import Store
+from steptuned.lab.sweep import Results, Sweep, outcome_of
+from steptuned.lab.timing import Timings
+
+PANELS = """
+figure = "loss, accuracy and gamma"
+seeds = 2
+log_every = { epochs = 1 }
+options = { batch = 32 }
+[panels.e]
+setting = "e"
+[panels.d]
+setting = "d"
+[methods.sgd]
+lr = [0.01, 0.1, 1.0]
+[methods.step-tuned-sgd]
+lr = 0.1
+[scales.demo]
+budget = { epochs = 2 }
+selection = { after = { epochs = 1 } }
+[scales.demo.panels.d]
+seeds = 1
+"""
+
+
+@pytest.fixture
+def experiments(small, tmp_path):
+    path = tmp_path / "figure-9.toml"
+    path.write_text(PANELS)
+    return path
+
+
+def run(path, out):
+    """In this process, where the small data sets are known."""
+    from steptuned.lab.experiment import stages
+    from steptuned.lab.run import environment_now, execute, folder_of
+
+    environment = environment_now("cpu", 1)
+    for experiment in load_all(path, "demo"):
+        found = Results(Store(out))
+        plan = stages(experiment, found)
+        try:
+            while True:
+                for spec in next(plan)[1]:
+                    execute(folder_of(found.store, spec), environment)
+        except StopIteration:
+            continue
+
+
+def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tmp_path, monkeypatch):
+    out, page = tmp_path / "out", tmp_path / "docs" / "results.md"
+    run(experiments, out)
+    Timings(out).save(made_up("a"))
+    monkeypatch.setattr(made_up("a").__class__, "environment", {}, raising=False)
+    monkeypatch.setattr(results, "paper_experiments", lambda: {"figure-9": experiments})
+    monkeypatch.setattr(results, "_environment", lambda e: "a machine.")
+    before = sorted(path for path in out.rglob("*"))
+    written = results.write(out, page, "steptuned results out --to docs/results.md")
+    assert sorted(path for path in out.rglob("*")) == before, "reading a store changes nothing"
+    text = page.read_text()
+    assert "steptuned results out --to docs/results.md" in text
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert (page.parent / picture).exists()
+    assert {path.name for path in written} == {"results.md", "figure-9-demo.png", "figure-9-demo.svg"}
+    for run_ in Store(out).runs():
+        if run_.spec.method == "step-tuned-sgd" and run_.spec.problem == "autoencoder":
+            assert f"{run_.result()['last']['loss']:.4g}" in text
+    assert "winner on the EDGE: lr" in text or "3 tried" in text
+    assert "Not measured: (b), (c), (d), (e), (f)." in text
+    assert "scale paper" not in text, "there are no such runs"
+
+
+def test_what_is_missing_is_said(experiments, tmp_path):
+    out = tmp_path / "out"
+    run(experiments, out)
+    experiment = load_all(experiments, "demo")[0]
+    lost = next(r for r in Store(out).runs() if r.spec.seed == 1 and r.spec.method == "step-tuned-sgd")
+    (lost.folder / "result.json").unlink()
+    found = Results(Store(out))
+    (table,) = tables.summary(outcome_of(experiment, found.store), found)
+    row = next(row for row in table.rows if row[0].startswith("Step-Tuned"))
+    assert row[2] == "1/2 SEEDS"
+
+
+def test_a_figure_of_panels_has_a_column_for_each_and_says_its_scale_and_size(experiments, tmp_path):
+    out = tmp_path / "out"
+    run(experiments, out)
+    found = Results(Store(out))
+    outcomes = [outcome_of(experiment, found.store) for experiment in load_all(experiments, "demo")]
+    figure = figures.FIGURES["loss, accuracy and gamma"]("figure-9", outcomes, found)
+    assert len(figure.axes) == 6
+    assert "demo scale" in figure.get_suptitle()
+    titles = [axis.get_title() for axis in figure.axes]
+    assert any("300 training images, 2 epochs, 2 seeds" in title for title in titles)
+    assert any("1 seed" in title and "autoencoder" in title for title in titles)
+    assert {axis.get_ylabel() for axis in figure.axes} == {"training loss J", "test accuracy", "test loss", "gamma"}
+    assert len(figure.axes[4].lines) == len(figure.axes[4].lines) > 0, "gamma of Step-Tuned SGD"
+
+
+def test_a_sweep_says_how_long_each_problem_will_take(experiments, tmp_path):
+    console = Console(record=True, width=200)
+    sweep = Sweep(tmp_path / "out", 1, console)
+    for experiment in load_all(experiments, "demo"):
+        sweep.announce(experiment)
+    said = console.export_text()
+    assert "figure-9e (demo): CIFAR-10, LeNet without BatchNorm" in said
+    assert len(re.findall(r"at most \d+ runs, about [\d.]+ (s|min|h)", said)) == 2
+    assert not (tmp_path / "out").exists(), "nothing is written by an estimate"
+
+
+def test_a_table_is_plain_words_in_markdown_and_in_the_terminal():
+    table = tables.Table("a [title]", ["x|y", "[bold]z"], [["1|2", "[red]no[/]"]])
+    assert table.markdown().splitlines()[2:] == ["| x/y | [bold]z |", "| --- | --- |", "| 1/2 | [red]no[/] |"]
+    console = Console(record=True, width=100)
+    console.print(table.for_terminal())
+    assert "[red]no[/]" in console.export_text()
