@@ -19,6 +19,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/lab.py
+	test -z "$$STEPTUNED_DATA" || $(BIN)/python benchmarks/images.py
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -84,9 +84,16 @@ def _checkpoint_time(run):
 
 IMAGES = {
     "problem": "images",
-    "budget": 150,
+    "budget": 80,
     "log_every": 10,
-    "options": {"network": "lenet-batchnorm", "batch": 32, "augmentation": "standard", "layout": "channels_last"},
+    "options": {
+        "network": "lenet-batchnorm",
+        "rows": 100,
+        "test_rows": 20,
+        "batch": 32,
+        "augmentation": "standard",
+        "layout": "channels_last",
+    },
 }
 
 
@@ -102,11 +109,11 @@ def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_wit
 
 @on_real_data
 def test_a_run_on_the_real_cifar_10_killed_again_and_again_ends_with_the_same_numbers(tmp_path, processes):
-    spec = make_spec(**{**IMAGES, "budget": 60, "options": {"network": "resnet-20", "rows": 300, "test_rows": 50, "batch": 16}})
+    spec = make_spec(**{**IMAGES, "budget": 24, "options": {"network": "resnet-20", "rows": 100, "test_rows": 20, "batch": 16}})
     undisturbed = folder_of(Store(tmp_path / "undisturbed"), spec)
     execute(undisturbed, {})
     run = folder_of(Store(tmp_path / "disturbed"), spec)
-    assert len(_kill_until_done(run, processes, _execute, (run.folder,), kills=4)) == 4
+    assert len(_kill_until_done(run, processes, _execute, (run.folder,), kills=3)) == 3
     assert numbers(run) == numbers(undisturbed)
 
 

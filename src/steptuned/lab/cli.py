@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from steptuned.lab.data import DataError, commands
@@ -24,6 +23,7 @@ from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.run import CHECKPOINT_SECONDS
 from steptuned.lab.store import COMPLETE, Run, Store
 from steptuned.lab.sweep import Interrupted, Sweep
+from steptuned.lab.terminal import console, errors, stop
 from steptuned.lab.timing import Timings, measure
 
 app = typer.Typer(
@@ -34,8 +34,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(commands.app, name="data")
-console = Console()
-errors = Console(stderr=True)
 
 ILLUSTRATION = "figure-1"
 WALL_CLOCK = "table-2"
@@ -83,7 +81,7 @@ def reproduce(
     known = [ILLUSTRATION, *files, WALL_CLOCK]
     for name in names:
         if name not in [*known, *panels, "all"]:
-            _stop(f"there is no experiment {name!r}; valid: all, {', '.join(known)}, or a panel such as {next(iter(panels))}")
+            stop(f"there is no experiment {name!r}; valid: all, {', '.join(known)}, or a panel such as {next(iter(panels))}")
     chosen = known if "all" in names else list(dict.fromkeys(names))
     figures = {
         name: [load(panels[name][0], scale.value, panels[name][1])] if name in panels else load_all(files[name], scale.value)
@@ -183,7 +181,7 @@ def export(
 ) -> None:
     """All records of all runs in one table, one line a record."""
     if csv_file is None and parquet_file is None:
-        _stop("say where to: --csv FILE or --parquet FILE")
+        stop("say where to: --csv FILE or --parquet FILE")
     rows = []
     for stored in _runs(folder):
         spec, status = stored.spec, stored.status()
@@ -203,6 +201,25 @@ def export(
 
         pyarrow.parquet.write_table(pyarrow.table({c: [row.get(c) for row in rows] for c in columns}), parquet_file)
         console.print(f"{len(rows)} records: {parquet_file}")
+
+
+@app.command()
+def claims(
+    folder: StoreArgument,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the judgements as JSON.")] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")] = None,
+) -> None:
+    """Every claim of the paper, judged by the runs in a folder: reproduced, partly, not reproduced, or not run."""
+    from steptuned.lab import claims as paper
+    from steptuned.lab.report import tables
+
+    _runs(folder)
+    judged = paper.judge(folder)
+    table = tables.claims(judged)
+    console.print(table.for_terminal())
+    for path, content in ((json_file, json.dumps(paper.as_data(judged), indent=1)), (markdown_file, table.markdown())):
+        if path is not None:
+            path.write_text(content + "\n")
 
 
 @app.command()
@@ -233,7 +250,7 @@ def _time(out: Path, scale: str, device: str) -> None:
                     status.update(f"{WALL_CLOCK}: ({letter}) {setting['title']}")
                     timings.save(measure(letter, scale, device))
     except DataError as error:
-        _stop(str(error))
+        stop(str(error))
     except KeyboardInterrupt:
         errors.print(f"[yellow]stopped; what is measured is kept. Go on with:[/] {shlex.join(_command())}")
         raise typer.Exit(130) from None
@@ -249,15 +266,15 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        _stop(f"{out} cannot be made: {error.strerror}; choose another folder with --out")
+        stop(f"{out} cannot be made: {error.strerror}; choose another folder with --out")
     written: list[Path] = figures.curvature_illustration(out / "figures") if illustration else []
     for experiment in itertools.chain(*asked.values()):
         if experiment.figure not in figures.FIGURES:
-            _stop(f"{experiment.name}: figure = {experiment.figure!r} is not one of {', '.join(figures.FIGURES)}")
+            stop(f"{experiment.name}: figure = {experiment.figure!r} is not one of {', '.join(figures.FIGURES)}")
         try:
             sweep.announce(experiment)
         except DataError as error:
-            _stop(str(error))
+            stop(str(error))
     outcomes: list[Outcome] = []
     try:
         for name, experiments in asked.items():
@@ -276,7 +293,7 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
     if written:
         console.print("figures:", *(str(path) for path in written if path.suffix == ".png"), sep="\n  ")
     if sweep.failed:
-        _stop(f"{len(sweep.failed)} runs failed; see failed.json in their folders under {sweep.store.folder}")
+        stop(f"{len(sweep.failed)} runs failed; see failed.json in their folders under {sweep.store.folder}")
 
 
 def _find_data(folder: Path | None) -> None:
@@ -306,8 +323,7 @@ def _load(path: Path, scale: Scale) -> list[Experiment]:
     try:
         return load_all(path, scale.value)
     except ExperimentError as error:
-        _stop(str(error))
-        raise
+        stop(str(error))
 
 
 def _device(name: str) -> str:
@@ -317,23 +333,18 @@ def _device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
-        _stop(f"device {name!r} cannot be used here; valid: cpu, or auto")
+        stop(f"device {name!r} cannot be used here; valid: cpu, or auto")
     return name
 
 
 def _runs(folder: Path) -> list[Run]:
     if not folder.is_dir():
-        _stop(f"there is no folder {folder}; give the one that was given as --out")
+        stop(f"there is no folder {folder}; give the one that was given as --out")
     return Store(folder).runs()
 
 
 def _pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} {json.dumps(value) if isinstance(value, list) else value}" for key, value in values.items())
-
-
-def _stop(sentence: str) -> None:
-    errors.print(f"[red]steptuned:[/] {sentence}", soft_wrap=True, highlight=False)
-    raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -2,20 +2,18 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from steptuned.lab.data.fetching import fetch
 from steptuned.lab.data.reading import MISSING, fault, folder
 from steptuned.lab.data.sets import SETS, DataError, DataSet
+from steptuned.lab.terminal import console, say, stop
 
 app = typer.Typer(help="The data sets: which are there, and fetch those that are not.", no_args_is_help=True)
-console = Console()
-errors = Console(stderr=True)
 
 Where = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Folder of data sets; else STEPTUNED_DATA, or a cache.")]
 Names = Annotated[list[str], typer.Argument(help="Data sets by name, or [bold]all[/]; see [bold]steptuned data status[/].")]
@@ -44,33 +42,24 @@ def get(names: Names, data: Where = None) -> None:
     """
     for name in names:
         if name not in [*SETS, "all"]:
-            say_and_stop(f"there is no data set {name!r}; valid: all, {', '.join(SETS)}")
+            stop(f"there is no data set {name!r}; valid: all, {', '.join(SETS)}")
     chosen = list(SETS) if "all" in names else list(dict.fromkeys(names))
     done = [_get(name, data or folder()) for name in chosen]  # when one fails, the others are fetched all the same
     if not all(done):
         raise typer.Exit(1)
 
 
-def say_and_stop(sentence: str, code: int = 1) -> NoReturn:
-    _say(sentence)
-    raise typer.Exit(code)
-
-
 def _get(name: str, where: Path) -> bool:
     try:
         fetched = fetch(name, where, progress=sys.stderr.isatty())
     except DataError as error:
-        _say(str(error))
+        say(str(error))
         return False
     except KeyboardInterrupt:
-        say_and_stop("stopped; what is there is whole, and the same command again fetches the rest", code=130)
+        stop("stopped; what is there is whole, and the same command again fetches the rest", code=130)
     home = escape(str(where / SETS[name].folder))
     console.print(f"{name}: {'fetched' if fetched else 'there already'}, {home}", soft_wrap=True, highlight=False)
     return True
-
-
-def _say(sentence: str) -> None:
-    errors.print(f"[red]steptuned:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
 
 
 def _state(entry: DataSet, where: Path) -> str:

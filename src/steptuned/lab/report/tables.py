@@ -6,6 +6,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from steptuned.lab.claims import Claim, Judgement
 from steptuned.lab.experiment import Group, Outcome, first_below
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems.table1 import TABLE_1
@@ -125,6 +126,15 @@ def _rates(outcome: Outcome, results: Results) -> Table:
             seeds = sum(results.last(spec) is not None for spec in group.specs.values())
             row = [f"{fit.delta:g}", str(seeds), f"{fit.k[-1]:.0f}", slope, f"{-(0.5 - fit.delta):.3f}", fit.verdict]
             table.rows.append(row)
+    return table
+
+
+def claims(judged: list[tuple[Claim, Judgement]]) -> Table:
+    """Every claim of the paper with its verdict."""
+    table = Table("the paper's claims, judged by these runs", ["", "claim", "verdict", "measured", "scale", "seeds", "instances"])
+    for claim, j in judged:
+        counts = [str(n) if n else "" for n in (j.seeds, j.instances)]
+        table.rows.append([str(claim.number), claim.text, j.verdict, j.measured, j.scale, *counts])
     return table
 
 
