@@ -7,6 +7,7 @@ READY := .venv/ready
 
 demo: $(READY)
 	$(BIN)/steptuned reproduce figure-1 figure-2 figure-3 digits --scale demo --out demo
+	$(BIN)/steptuned report demo
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -23,7 +24,7 @@ bench: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,tensorboard,dev]'
 	touch $@
 
 clean:

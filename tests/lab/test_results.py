@@ -63,7 +63,7 @@ def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tm
     Timings(out).save(made_up("a"))
     monkeypatch.setattr(made_up("a").__class__, "environment", {}, raising=False)
     monkeypatch.setattr(results, "paper_experiments", lambda: {"figure-9": experiments})
-    monkeypatch.setattr(results, "_environment", lambda e: "a machine.")
+    monkeypatch.setattr(results, "environment_sentence", lambda e: "a machine.")
     before = sorted(path for path in out.rglob("*"))
     written = results.write(out, page, "steptuned results out --to docs/results.md")
     assert sorted(path for path in out.rglob("*")) == before, "reading a store changes nothing"
@@ -87,7 +87,7 @@ def test_what_is_missing_is_said(experiments, tmp_path):
     lost = next(r for r in Store(out).runs() if r.spec.seed == 1 and r.spec.method == "step-tuned-sgd")
     (lost.folder / "result.json").unlink()
     found = Results(Store(out))
-    (table,) = tables.summary(outcome_of(experiment, found.store), found)
+    (table,) = tables.summary(outcome_of(experiment, found), found)
     row = next(row for row in table.rows if row[0].startswith("Step-Tuned"))
     assert row[2] == "1/2 SEEDS"
 
@@ -96,7 +96,7 @@ def test_a_figure_of_panels_has_a_column_for_each_and_says_its_scale_and_size(ex
     out = tmp_path / "out"
     run(experiments, out)
     found = Results(Store(out))
-    outcomes = [outcome_of(experiment, found.store) for experiment in load_all(experiments, "demo")]
+    outcomes = [outcome_of(experiment, found) for experiment in load_all(experiments, "demo")]
     figure = figures.FIGURES["loss, accuracy and gamma"]("figure-9", outcomes, found)
     assert len(figure.axes) == 6
     assert "demo scale" in figure.get_suptitle()

@@ -58,7 +58,7 @@ def test_a_sweep_runs_all_and_the_second_time_nothing(experiment, sweep):
     again = sweep.run(experiment)
     assert {run.folder: run.log_path.stat().st_mtime_ns for run in sweep.store.runs()} == before
     assert [g.winner.hyper for g in again.groups] == [g.winner.hyper for g in outcome.groups]
-    stored = outcome_of(experiment, sweep.store)
+    stored = outcome_of(experiment, sweep.results)
     assert [g.winner.hyper for g in stored.groups] == [g.winner.hyper for g in outcome.groups]
 
 

@@ -62,12 +62,16 @@ class Evidence:
         self.scale = scale
         self.folder = folder
         self.results = Results(Store(folder))
+        self._present = self.results.store.present()
         self._outcomes: dict[str, Outcome] = {}
 
     def outcome(self, name: str) -> Outcome:
         """An experiment of which every run is complete; :class:`Lacking` where one is not."""
         if name not in self._outcomes:
-            outcome = outcome_of(_experiment(name, self.scale), self.results.store)
+            experiment = _experiment(name, self.scale)
+            if (experiment.problem, self.scale) not in self._present:
+                raise Lacking(f"{name} at scale {self.scale} has no runs")
+            outcome = outcome_of(experiment, self.results)
             specs = [trial.spec for group in outcome.groups for trial in group.trials]
             specs += [spec for group in outcome.groups for spec in group.specs.values()]
             done = sum(self.results.run(spec).result() is not None for spec in specs)

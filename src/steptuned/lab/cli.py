@@ -1,11 +1,14 @@
 """The `steptuned` command."""
 
 import csv
+import importlib.util
 import itertools
 import json
 import os
 import shlex
 import sys
+import time
+import webbrowser
 from collections import defaultdict
 from enum import Enum
 from pathlib import Path
@@ -55,6 +58,7 @@ Files = Annotated[list[Path], typer.Argument(help="Experiment files of your own.
 CheckpointOption = Annotated[float, typer.Option(min=0, help="Seconds from one checkpoint of a run to the next.")]
 DataOption = Annotated[Path | None, typer.Option(help="Folder of data sets, instead of STEPTUNED_DATA; see `steptuned data`.")]
 AutocastOption = Annotated[bool, typer.Option("--bf16", help="Networks compute in bfloat16 (autocast), unlike the paper's.")]
+TensorBoardOption = Annotated[Path | None, typer.Option(help="Write the records here too, as TensorBoard's scalars.")]
 StoreArgument = Annotated[Path, typer.Argument(help="The folder given as --out.")]
 
 
@@ -68,6 +72,7 @@ def reproduce(
     data: DataOption = None,
     autocast: AutocastOption = False,
     checkpoint_seconds: CheckpointOption = CHECKPOINT_SECONDS,
+    tensorboard: TensorBoardOption = None,
 ) -> None:
     """Run experiments of the paper and draw their figures.
 
@@ -89,7 +94,7 @@ def reproduce(
         if name not in (ILLUSTRATION, WALL_CLOCK)
     }
     _find_data(data)
-    sweep = Sweep(out, jobs, console, _device(device), checkpoint_seconds)
+    sweep = Sweep(out, jobs, console, _device(device), checkpoint_seconds, _tensorboard(tensorboard))
     _run(_with_autocast(figures, autocast), ILLUSTRATION in chosen, sweep)
     if WALL_CLOCK in chosen:
         _time(out, scale.value, sweep.device)
@@ -105,11 +110,13 @@ def run(
     data: DataOption = None,
     autocast: AutocastOption = False,
     checkpoint_seconds: CheckpointOption = CHECKPOINT_SECONDS,
+    tensorboard: TensorBoardOption = None,
 ) -> None:
     """Run experiments of your own, each defined in a TOML file, and draw their figures."""
     figures = {path.stem: _load(path, scale) for path in files}
     _find_data(data)
-    _run(_with_autocast(figures, autocast), False, Sweep(out, jobs, console, _device(device), checkpoint_seconds))
+    sweep = Sweep(out, jobs, console, _device(device), checkpoint_seconds, _tensorboard(tensorboard))
+    _run(_with_autocast(figures, autocast), False, sweep)
 
 
 @app.command("list")
@@ -204,6 +211,35 @@ def export(
 
 
 @app.command()
+def report(
+    folder: StoreArgument,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder of the report; by default [bold]report[/] in the folder of the runs.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    watch: Annotated[int, typer.Option(min=0, help="Make it anew every so many seconds, while runs go on; Ctrl-C ends it.")] = 0,
+) -> None:
+    """A page to explore and share: figures, interactive curves, the grids, and a verdict on every claim of the paper."""
+    from steptuned.lab.report import writing
+
+    _runs(folder)
+    command = shlex.join(["steptuned", "report", folder.name])
+    try:
+        page = writing.write(folder, to or folder / "report", command, watch)
+    except OSError as error:
+        stop(f"the report cannot be written to {to or folder / 'report'}: {error.strerror}; choose another folder with --to")
+    console.print(str(page), soft_wrap=True, highlight=False)
+    if open_:
+        webbrowser.open(page.resolve().as_uri())
+    try:
+        while watch:
+            time.sleep(watch)
+            writing.write(folder, to or folder / "report", command, watch)
+    except KeyboardInterrupt:
+        writing.write(folder, to or folder / "report", command)  # the last one does not refresh itself
+
+
+@app.command()
 def claims(
     folder: StoreArgument,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the judgements as JSON.")] = None,
@@ -275,6 +311,9 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
             sweep.announce(experiment)
         except DataError as error:
             stop(str(error))
+    for name, experiments in asked.items():
+        contents = [experiment.model_dump(mode="json") for experiment in experiments]
+        sweep.store.remember(name, experiments[0].scale, contents, shlex.join(_command()))
     outcomes: list[Outcome] = []
     try:
         for name, experiments in asked.items():
@@ -294,6 +333,12 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
         console.print("figures:", *(str(path) for path in written if path.suffix == ".png"), sep="\n  ")
     if sweep.failed:
         stop(f"{len(sweep.failed)} runs failed; see failed.json in their folders under {sweep.store.folder}")
+
+
+def _tensorboard(folder: Path | None) -> Path | None:
+    if folder is not None and importlib.util.find_spec("tensorboard") is None:
+        stop("--tensorboard needs the package tensorboard: pip install 'steptuned[tensorboard]'")
+    return folder
 
 
 def _find_data(folder: Path | None) -> None:

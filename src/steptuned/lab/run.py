@@ -34,6 +34,7 @@ def execute(
     environment: dict[str, Any],
     device: str = "cpu",
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    tensorboard: Path | None = None,
 ) -> Status:
     """Run it to its end, from its checkpoint if there is one. Returns how it ended."""
     with run.claim(environment):
@@ -42,10 +43,10 @@ def execute(
             return status
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="gamma has been at")  # the log has every gamma
-            return _train(run, run.spec, torch.device(device), checkpoint_seconds)
+            return _train(run, run.spec, torch.device(device), checkpoint_seconds, tensorboard)
 
 
-def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: float) -> Status:
+def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: float, tensorboard: Path | None) -> Status:
     torch.manual_seed(derive_seed("noise", spec.problem, spec.seed))
     problem = PROBLEMS[spec.problem](spec.options, spec.seed, device)
     driver = Driver(spec.method, problem, spec.hyper)
@@ -60,6 +61,7 @@ def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: fl
         done, seconds, next_record = checkpoint["done"], checkpoint["seconds"], checkpoint["next record"]
 
     log = Log(run.log_path)
+    live = None if tensorboard is None else _Live(tensorboard / run.folder.name, next_record)
     started = saved = time.monotonic()
     record: dict[str, Any] = {}
     try:
@@ -70,6 +72,8 @@ def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: fl
                 counts = {"bp": done, "batches": driver.batches, "samples": driver.samples, "seconds": round(seconds, 6)}
                 record = {**counts, **problem.evaluate(), **driver.diagnostics()}
                 log.append(record)
+                if live is not None:
+                    live.show(record)
                 next_record = max(done + spec.log_every, math.ceil(done * spec.log_growth))
                 if done == spec.budget or not math.isfinite(record["loss"]):
                     break
@@ -94,7 +98,24 @@ def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: fl
         run.finish(status, log, record)
     finally:
         log.close()
+        if live is not None:
+            live.writer.close()
     return status
+
+
+class _Live:
+    """The records as TensorBoard's scalars, for people who watch. What was written beyond a checkpoint is taken back."""
+
+    def __init__(self, folder: Path, begins_at: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder), purge_step=begins_at)
+
+    def show(self, record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if name != "bp":
+                self.writer.add_scalar(name.replace(" ", "_"), value, record["bp"])
+        self.writer.flush()
 
 
 def synchronise(device: torch.device) -> None:

@@ -9,6 +9,8 @@
     running.json       by which process it is being run
     lock               held by that process
 
+Beside the runs, `experiments` keeps what was asked for: one file a figure and scale.
+
 Files are replaced, never changed. The log is cut back to the checkpoint's length before a run goes on, so what a killed process
 had written beyond it, half a line included, is not seen again.
 """
@@ -46,7 +48,7 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended, if it did and its log is still the one it ended with."""
-        result = self._read("result.json")
+        result = self.read("result.json")
         if result is None or not self.log_path.exists() or self.log_path.stat().st_size != result["bytes"]:
             return None
         return result
@@ -63,10 +65,10 @@ class Run:
         return "running" if self.is_locked() else "unfinished"
 
     def failure(self) -> dict[str, Any] | None:
-        return self._read("failed.json")
+        return self.read("failed.json")
 
     def environment(self) -> dict[str, Any] | None:
-        return self._read("environment.json")
+        return self.read("environment.json")
 
     def records(self) -> list[dict[str, Any]]:
         """The records of the log. A last line that is only half there is left out; a line that cannot be read is an error."""
@@ -101,7 +103,8 @@ class Run:
         except filelock.Timeout:
             return True
 
-    def _read(self, name: str) -> Any:
+    def read(self, name: str) -> Any:
+        """One of its JSON files; None where that is not there or cannot be read."""
         try:
             return json.loads((self.folder / name).read_text())
         except FileNotFoundError:
@@ -195,6 +198,22 @@ class Store:
             run.folder.mkdir(parents=True, exist_ok=True)
             write_json(run.folder / "spec.json", spec.model_dump(mode="json"))
         return run
+
+    def remember(self, figure: str, scale: str, experiments: list[dict[str, Any]], command: str) -> None:
+        """Keep what was asked for, for those who read the folder later."""
+        content = {"figure": figure, "scale": scale, "experiments": experiments, "command": command}
+        folder = self.folder.parent / "experiments"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / f"{figure}-{scale}.json", content)
+
+    def present(self) -> set[tuple[str, str]]:
+        """Of which problems, at which scales, there are any runs."""
+        found = set()
+        for run in self.runs():
+            content = run.read("spec.json")
+            if isinstance(content, dict):
+                found.add((content.get("problem", ""), content.get("scale", "")))
+        return found
 
     def runs(self) -> list[Run]:
         return [Run(path.parent) for path in sorted(self.folder.glob("*/*/spec.json"))]

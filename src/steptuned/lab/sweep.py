@@ -73,12 +73,13 @@ class Sweep:
         console: Console,
         device: str = "cpu",
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        tensorboard: Path | None = None,
     ) -> None:
         self.folder = folder
         self.store = Store(folder)
         self.results = Results(self.store)
         self.jobs, self.console, self.device = jobs, console, device
-        self.checkpoint_seconds = checkpoint_seconds
+        self.checkpoint_seconds, self.tensorboard = checkpoint_seconds, tensorboard
         self.threads = max(1, (os.cpu_count() or 1) // jobs)
         self.environment = environment_now(device, self.threads)
         self.failed: list[Run] = []
@@ -140,7 +141,7 @@ class Sweep:
     def _pool(self, runs: list[Run], jobs: int, progress: Progress, task: Any) -> list[Run]:
         """Run in parallel until all is done or a process dies. Returns the runs that may have killed it."""
         executor = self._executor(jobs)
-        arguments = (self.environment, self.device, self.threads, self.checkpoint_seconds)
+        arguments = (self.environment, self.device, self.threads, self.checkpoint_seconds, self.tensorboard)
         futures: dict[Future[tuple[Status, str]], Run] = {executor.submit(work, run.folder, *arguments): run for run in runs}
         pending = set(futures)
         try:
@@ -192,11 +193,18 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:.1f}/s" if speed >= 1 else f"{60 * speed:.1f}/min", style="dim")
 
 
-def work(folder: Path, environment: dict[str, Any], device: str, threads: int, checkpoint_seconds: float) -> tuple[Status, str]:
+def work(
+    folder: Path,
+    environment: dict[str, Any],
+    device: str,
+    threads: int,
+    checkpoint_seconds: float,
+    tensorboard: Path | None = None,
+) -> tuple[Status, str]:
     """What a worker does with one run."""
     torch.set_num_threads(threads)
     try:
-        return execute(Run(folder), environment, device, checkpoint_seconds), ""
+        return execute(Run(folder), environment, device, checkpoint_seconds, tensorboard), ""
     except Exception as error:
         return "failed", f"{type(error).__name__}: {error}"
 
@@ -205,9 +213,9 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def outcome_of(experiment: Experiment, store: Store) -> Outcome:
+def outcome_of(experiment: Experiment, results: Results) -> Outcome:
     """What an experiment came to, from a store, running nothing: what is not there is missing."""
-    plan = stages(experiment, Results(store))
+    plan = stages(experiment, results)
     try:
         while True:
             next(plan)

@@ -1,5 +1,7 @@
-"""The figures, from the outcome of an experiment, as PNG and SVG. A scale smaller than the paper's says so on the figure."""
+"""The figures, from the outcome of an experiment, as PNG, SVG and PDF. A scale smaller than the paper's says so on the figure."""
 
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,11 +44,12 @@ def style_of(group: Group, index: int) -> tuple[str, str]:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """PNG and SVG, without dates, so that the same figure is the same file."""
+    """PNG, SVG and PDF, without dates, so that the same figure is the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = []
-    with matplotlib.rc_context({"svg.hashsalt": "steptuned"}):
-        for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "steptuned", "text.parse_math": False}):
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
+        for suffix, metadata in ((".png", None), (".svg", {"Date": None}), (".pdf", {"CreationDate": None})):
             figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
             written.append(path.with_suffix(suffix))
     plt.close(figure)
@@ -56,6 +59,16 @@ def save(figure: Figure, path: Path) -> list[Path]:
 def draw(name: str, outcomes: list[Outcome], results: Results, folder: Path, stem: str | None = None) -> list[Path]:
     """The figure that the experiment's file asks for, with a panel for each outcome."""
     return save(FIGURES[outcomes[0].experiment.figure](name, outcomes, results), folder / (stem or name))
+
+
+def brief(text: str, length: int = 70) -> str:
+    """Short enough for a picture."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def safe_name(name: str) -> str:
+    """A name that is one of a file and of an anchor, whatever it was."""
+    return re.sub(r"[^A-Za-z0-9=.,_+-]+", "-", name)[:120]
 
 
 def single(figure: Callable[[Outcome, Results], Figure]) -> Callable[[str, list[Outcome], Results], Figure]:
@@ -72,7 +85,7 @@ def single(figure: Callable[[Outcome, Results], Figure]) -> Callable[[str, list[
 def headline(figure: Figure, title: str, outcomes: list[Outcome]) -> None:
     scale = outcomes[0].experiment.scale
     note = "" if scale == "paper" else f"   ({scale} scale: fewer data, a smaller grid or a smaller budget than the paper's)"
-    figure.suptitle(f"{title}{note}", fontsize=9, wrap=True)
+    figure.suptitle(f"{brief(title, 160)}{note}", fontsize=9, wrap=True)
 
 
 def label_of(group: Group) -> str:
@@ -105,7 +118,7 @@ def curves(
             if points:
                 runs.append(np.array(points).T)
         if not runs:
-            axis.plot([], [], line, color=colour, label=f"{label_of(group)}, 0/{outcome.experiment.seeds} seeds")
+            axis.plot([], [], line, color=colour, label=f"{brief(label_of(group))}, 0/{outcome.experiment.seeds} seeds")
             continue
         shortest = min(len(run[0]) for run in runs)
         at, values = runs[0][0][:shortest], np.array([run[1][:shortest] for run in runs])
@@ -113,7 +126,7 @@ def curves(
         for run in runs:
             axis.plot(*run, line, color=colour, linewidth=0.6, alpha=0.5)
         axis.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.12, linewidth=0)
-        label = f"{label_of(group)}{missing}" if labelled else None
+        label = f"{brief(label_of(group))}{missing}" if labelled else None
         axis.plot(at, values.mean(0), line, color=colour, linewidth=1.6, label=label)
 
 
@@ -153,7 +166,7 @@ def loss_test_gamma(name: str, outcomes: list[Outcome], results: Results) -> Fig
         for axis, key in zip(axes, ("loss", tested, "gamma"), strict=True):
             curves(axis, outcome, results, _recorded(key), lambda r: r["bp"], labelled=key == "loss")
         axes[0].set(yscale="log", ylabel="training loss J")
-        axes[0].set_title(f"{experiment.name}: {experiment.title}\n{size_of(experiment)}", fontsize=8)
+        axes[0].set_title(f"{brief(f'{experiment.name}: {experiment.title}')}\n{size_of(experiment)}", fontsize=8)
         axes[0].legend(fontsize=6.5, frameon=False)
         axes[1].set(ylabel="test accuracy" if tested == "accuracy" else "test loss")
         axes[1].set_yscale("linear" if tested == "accuracy" else "log")

@@ -24,7 +24,7 @@ def write(store: Path, page: Path, command: str) -> list[Path]:
     parts = [f"# Results\n\nMade by `{command}` from the runs it names; nothing here is written by hand."]
     for name, path in paper_experiments().items():
         for scale in SCALES:
-            panels = [outcome_of(experiment, results.store) for experiment in load_all(path, scale)]
+            panels = [outcome_of(experiment, results) for experiment in load_all(path, scale)]
             panels = [outcome for outcome in panels if has_runs(outcome, results)]
             if not panels:
                 continue
@@ -39,7 +39,7 @@ def write(store: Path, page: Path, command: str) -> list[Path]:
         if timings:
             missing = [letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}]
             note = f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
-            parts.append(f"## table-2, scale {scale}\n\n{_environment(timings[0].environment)}{note}")
+            parts.append(f"## table-2, scale {scale}\n\n{environment_sentence(timings[0].environment)}{note}")
             parts += [table.markdown() for table in tables.wall_clock(timings)]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n\n".join(parts) + "\n")
@@ -54,9 +54,11 @@ def _machine(panels: list[Outcome], results: Results) -> str:
     """With what the runs were made: all the different environments."""
     specs = [spec for outcome in panels for group in outcome.groups for spec in group.specs.values()]
     environments = [results.run(spec).environment() for spec in specs]
-    return " ".join(dict.fromkeys(_environment(e) for e in environments if e))
+    return " ".join(dict.fromkeys(environment_sentence(e) for e in environments if e))
 
 
-def _environment(e: dict[str, object]) -> str:
-    versions = f"steptuned {e['steptuned']} ({e['commit']}), torch {e['torch']}, Python {e['python']}"
-    return f"{versions}, {e['cpu']}, {e['device']}, {e['threads']} thread{'s' * (e['threads'] != 1)}."
+def environment_sentence(e: dict[str, object]) -> str:
+    """With what, and on what; a run of another origin may not say all of it."""
+    said = {key: e.get(key, "?") for key in ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")}
+    versions = f"steptuned {said['steptuned']} ({said['commit']}), torch {said['torch']}, Python {said['python']}"
+    return f"{versions}, {said['cpu']}, {said['device']}, {said['threads']} thread{'s' * (said['threads'] != 1)}."
