@@ -20,6 +20,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/lab.py
+	! command -v chromium > /dev/null || $(BIN)/python benchmarks/report.py
 	test -z "$$STEPTUNED_DATA" || $(BIN)/python benchmarks/images.py
 
 $(READY): pyproject.toml constraints.txt

@@ -251,6 +251,11 @@ def test_a_panel_says_more_than_its_file_a_scale_more_than_both_and_table_1_the_
     x, y = load_all(file(PANELS), "demo")
     assert (x.seeds, y.seeds) == (1, 2)
     assert (x.budget.epochs, y.budget.epochs) == (300, 3)
+    _, y = load_all(
+        file(PANELS.replace("[scales.demo]", "[scales.demo]\nbudget = { epochs = 5 }").replace("budget = { epochs = 3 }", "")),
+        "demo",
+    )
+    assert y.budget.epochs == 5, "the scale, not the panel's own 7"
 
 
 @pytest.mark.parametrize(

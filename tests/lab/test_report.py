@@ -129,6 +129,58 @@ def test_what_is_unfinished_missing_or_diverged_is_marked(folder):
     assert [sum(v is not None for v in y["loss"]) for y in tuned["y"]] == [31, 16]
 
 
+def test_a_method_that_has_not_finished_a_single_seed_is_shown_as_far_as_it_got(folder):
+    for run in Store(folder).runs():
+        if run.spec.method == "step-tuned-sgd":
+            (run.folder / "result.json").unlink()
+    page = page_of(folder)
+    assert "no run of its grid is finished" in page
+    for run in Store(folder).runs():
+        if run.spec.method == "sgd" and run.spec.budget == 69:
+            put(Store(folder), run.spec, run.records(), "diverged")
+    assert "2 of 2 seeds diverged" in page_of(folder)
+
+
+def test_a_grid_that_is_not_begun_is_not_called_corrupt(tmp_path):
+    experiment = fill_own(tmp_path)
+    other = experiment.model_copy(update={"name": "other", "options": {"batchnorm": False}})
+    Store(tmp_path).remember("mine", "paper", [e.model_dump(mode="json") for e in (experiment, other)], "steptuned run mine.toml")
+    page = page_of(tmp_path)
+    assert "not begun" in page
+    assert "corrupt" not in page
+
+
+def test_files_of_names_with_dots_and_in_other_scripts_do_not_meet(tmp_path):
+    names = ["lr0.1", "lr0.2", "图一", "图二"]
+    for name in names:
+        fill_own(tmp_path, name=name)
+    page = page_of(tmp_path)
+    pictures = re.findall(r'src="(figures/[^"]*)"', page)
+    assert len(set(pictures)) == 4
+    assert all((tmp_path / "report" / picture).is_file() for picture in pictures)
+
+
+def test_an_experiment_on_several_instances_shows_its_own_figure_and_counts_all_of_them(tmp_path):
+    fill(tmp_path, "figure-3-instances", lambda spec: records_of(spec, lambda s: 1 - s / 2, gamma=lambda s: 1.0))
+    lost = next(run for run in Store(tmp_path).runs() if run.spec.options["instance"] == 2)
+    (lost.folder / "result.json").unlink()
+    page = page_of(tmp_path)
+    assert 'class="still shown"' in page
+    assert "smaller than sgd on" in page
+    assert "instance 2: " in page
+    assert "500 rows, " in page
+    assert "instances" in page
+
+
+def test_figure_1_is_taken_over(folder):
+    from steptuned.lab.report.figures import curvature_illustration
+
+    curvature_illustration(folder / "figures")
+    page = page_of(folder)
+    assert 'id="figure-1"' in page
+    assert (folder / "report" / "figures" / "figure-1.pdf").is_file()
+
+
 def test_a_winner_on_the_edge_of_the_grid_is_warned_of_and_the_whole_grid_is_shown(tmp_path):
     fill_own(tmp_path, EXPERIMENT.replace("lr = [0.01, 0.1, 1.0]", "lr = [0.1, 1.0, 10.0]"))
     page = page_of(tmp_path)
@@ -158,11 +210,14 @@ def test_a_damaged_run_is_reported_and_the_rest_is_shown(folder):
     content[20] = ord("9") if content[20] != ord("9") else ord("8")
     third.log_path.write_bytes(content)
     (folder / "experiments" / "other-demo.json").write_text("[]")
+    longer = runs[3]
+    longer.log_path.write_bytes(longer.log_path.read_bytes() + b"{}\n")
     page = page_of(folder)
     assert "What could not be read" in page
     assert f"{second.folder.name}: its spec.json cannot be read" in page
     assert "its log is not the one it ended with" in page
     assert "other-demo.json cannot be read" in page
+    assert "its log is longer or shorter than it ended" in page
     assert LONG in page
 
 

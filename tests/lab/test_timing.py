@@ -1,5 +1,8 @@
 """Table 2: what is measured, and that it is kept."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -72,11 +75,14 @@ def test_measurements_are_kept_and_a_damaged_one_is_measured_again(tmp_path):
     timings = Timings(tmp_path)
     timings.save(made_up("a"))
     timings.save(made_up("c"))
+    timings.save(replace(made_up("a"), environment={"device": "cuda"}, precision="bfloat16"))
     assert timings.load("a", "small") == made_up("a")
     assert timings.load("a", "demo") is None
-    assert [t.problem for t in timings.all("small")] == ["a", "c"]
-    (tmp_path / "table-2" / "a-small.json").write_text("{")
-    assert timings.load("a", "small") is None
+    found = {key: [t.problem for t in some] for key, some in timings.sets().items()}
+    assert found == {("small", "cpu"): ["a", "c"], ("small", "cuda-bfloat16"): ["a"]}
+    for content in ("{", "[]", json.dumps({**vars(made_up("a")), "seconds": {}})):
+        (tmp_path / "table-2" / "a-small-cpu.json").write_text(content)
+        assert timings.load("a", "small") is None
 
 
 def test_the_table_has_the_papers_values_beside_ours():

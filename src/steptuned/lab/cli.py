@@ -50,7 +50,12 @@ class Scale(str, Enum):
 
 
 ScaleOption = Annotated[Scale, typer.Option(help="demo: minutes; small: up to about an hour; paper: the paper's own sizes.")]
-JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time; torch's threads are divided among them.")]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Runs at the same time; torch's threads are divided among them. By default a run a core, or one on a GPU."
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto: an accelerator if there is one.")]
 OutOption = Annotated[Path, typer.Option(help="Folder of the runs and figures. The same folder again: only what is new is run.")]
 Names = Annotated[list[str], typer.Argument(help="Experiments by name, or [bold]all[/]; see [bold]steptuned list[/].")]
@@ -66,7 +71,7 @@ StoreArgument = Annotated[Path, typer.Argument(help="The folder given as --out."
 def reproduce(
     names: Names,
     scale: ScaleOption = Scale.small,
-    jobs: JobsOption = CORES,
+    jobs: JobsOption = None,
     device: DeviceOption = "auto",
     out: OutOption = Path("results"),
     data: DataOption = None,
@@ -94,17 +99,17 @@ def reproduce(
         if name not in (ILLUSTRATION, WALL_CLOCK)
     }
     _find_data(data)
-    sweep = Sweep(out, jobs, console, _device(device), checkpoint_seconds, _tensorboard(tensorboard))
+    sweep = _sweep(figures, out, jobs, device, checkpoint_seconds, tensorboard)
     _run(_with_autocast(figures, autocast), ILLUSTRATION in chosen, sweep)
     if WALL_CLOCK in chosen:
-        _time(out, scale.value, sweep.device)
+        _time(out, scale.value, sweep.device, "bfloat16" if autocast else "float32")
 
 
 @app.command()
 def run(
     files: Files,
     scale: ScaleOption = Scale.paper,
-    jobs: JobsOption = CORES,
+    jobs: JobsOption = None,
     device: DeviceOption = "auto",
     out: OutOption = Path("results"),
     data: DataOption = None,
@@ -115,7 +120,7 @@ def run(
     """Run experiments of your own, each defined in a TOML file, and draw their figures."""
     figures = {path.stem: _load(path, scale) for path in files}
     _find_data(data)
-    sweep = Sweep(out, jobs, console, _device(device), checkpoint_seconds, _tensorboard(tensorboard))
+    sweep = _sweep(figures, out, jobs, device, checkpoint_seconds, tensorboard)
     _run(_with_autocast(figures, autocast), False, sweep)
 
 
@@ -223,7 +228,8 @@ def report(
     from steptuned.lab.report import writing
 
     _runs(folder)
-    command = shlex.join(["steptuned", "report", folder.name])
+    chosen = [] if to is None else ["--to", str(to)]
+    command = shlex.join(["steptuned", "report", folder.resolve().name, *chosen])
     try:
         page = writing.write(folder, to or folder / "report", command, watch)
     except OSError as error:
@@ -267,30 +273,31 @@ def results(
     from steptuned.lab.report import results as report
 
     _runs(folder)
-    written = report.write(folder, page, shlex.join(["steptuned", "results", folder.name, "--to", str(page)]))
+    written = report.write(folder, page, shlex.join(["steptuned", "results", folder.resolve().name, "--to", str(page)]))
     console.print(*map(str, written), sep="\n", soft_wrap=True)
 
 
 # ---------------------------------------------------------------------------------------------- common
 
 
-def _time(out: Path, scale: str, device: str) -> None:
+def _time(out: Path, scale: str, device: str, precision: str) -> None:
     """Measure what Table 2 is made of, problem by problem; what is measured already is not measured again."""
     from steptuned.lab.report import tables
 
     timings = Timings(out)
+    where = device if precision == "float32" else f"{device}-{precision}"
     try:
         with console.status("") as status:
             for letter, setting in TABLE_1.items():
-                if timings.load(letter, scale) is None:
+                if timings.load(letter, scale, where) is None:
                     status.update(f"{WALL_CLOCK}: ({letter}) {setting['title']}")
-                    timings.save(measure(letter, scale, device))
+                    timings.save(measure(letter, scale, device, precision))
     except DataError as error:
         stop(str(error))
     except KeyboardInterrupt:
         errors.print(f"[yellow]stopped; what is measured is kept. Go on with:[/] {shlex.join(_command())}")
         raise typer.Exit(130) from None
-    for table in tables.wall_clock(timings.all(scale)):
+    for table in tables.wall_clock(timings.sets()[scale, where]):
         console.print(table.for_terminal(), "")
 
 
@@ -333,6 +340,23 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
         console.print("figures:", *(str(path) for path in written if path.suffix == ".png"), sep="\n  ")
     if sweep.failed:
         stop(f"{len(sweep.failed)} runs failed; see failed.json in their folders under {sweep.store.folder}")
+
+
+def _sweep(
+    asked: dict[str, list[Experiment]],
+    out: Path,
+    jobs: int | None,
+    device: str,
+    checkpoint_seconds: float,
+    tensorboard: Path | None,
+) -> Sweep:
+    where = _device(device)
+    double = {e.problem for experiments in asked.values() for e in experiments if PROBLEMS[e.problem].double}
+    if where == "mps" and double:
+        if device != "auto":
+            stop(f"{', '.join(sorted(double))} computes in double precision, which mps has not; use --device cpu")
+        where = "cpu"
+    return Sweep(out, jobs or (CORES if where == "cpu" else 1), console, where, checkpoint_seconds, _tensorboard(tensorboard))
 
 
 def _tensorboard(folder: Path | None) -> Path | None:

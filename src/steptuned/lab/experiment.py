@@ -144,9 +144,9 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
     for name in scales:
         if name not in SCALES:
             raise _mistake(path, f"scales.{name}", name, SCALES)
-    content = _merge(content, scales.get(scale, {}))
-    panels = content.pop("panels", {})
-    content = _merge(content, panels.get(panel, {}))
+    at_scale = dict(scales.get(scale, {}))
+    for layer in (content.pop("panels", {}).get(panel, {}), at_scale, at_scale.pop("panels", {}).get(panel, {})):
+        content = _merge(content, layer)
     if "setting" in content:
         _choose(path, "setting", content["setting"], TABLE_1)
         content = _merge(TABLE_1[content.pop("setting")], content)
@@ -283,6 +283,8 @@ class Outcome:
     groups: list[Group]
     star: dict[tuple[int, int], float] = field(default_factory=dict)
     """J* for each instance and seed, where the selection asks for it."""
+    star_specs: list[RunSpec] = field(default_factory=list)
+    """The long runs that J* comes from."""
 
 
 class Reader(Protocol):
@@ -312,8 +314,8 @@ def stages(experiment: Experiment, reader: Reader) -> Generator[tuple[str, list[
     yield "grid", [trial.spec for group in groups for trial in group.trials]
 
     star: dict[tuple[int, int], float] = {}
+    star_specs: list[RunSpec] = []
     if selection.rule == "soonest":
-        star_specs = []
         for group in groups:
             best = _smallest(group.trials, reader)
             if best is not None:
@@ -343,7 +345,7 @@ def stages(experiment: Experiment, reader: Reader) -> Generator[tuple[str, list[
     yield "winners", [spec for group in groups for spec in group.specs.values()]
     if star:
         _lower(star, [spec for group in groups for spec in group.specs.values()], reader)
-    return Outcome(experiment, groups, star)
+    return Outcome(experiment, groups, star, star_specs)
 
 
 def first_below(records: list[dict[str, Any]], level: float) -> int | None:

@@ -28,7 +28,7 @@ import torch
 
 from steptuned.lab.spec import RunSpec
 
-Status = Literal["finished", "diverged", "failed", "running", "unfinished", "corrupt"]
+Status = Literal["finished", "diverged", "failed", "running", "unfinished", "not begun", "corrupt"]
 
 COMPLETE: tuple[Status, ...] = ("finished", "diverged")
 
@@ -49,7 +49,9 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """How the run ended, if it did and its log is still the one it ended with."""
         result = self.read("result.json")
-        if result is None or not self.log_path.exists() or self.log_path.stat().st_size != result["bytes"]:
+        if not isinstance(result, dict) or not {"status", "bytes", "sha256", "last"} <= result.keys():
+            return None
+        if not self.log_path.exists() or self.log_path.stat().st_size != result["bytes"]:
             return None
         return result
 
@@ -60,6 +62,8 @@ class Run:
             return status
         if (self.folder / "failed.json").exists():
             return "failed"
+        if not self.folder.exists():
+            return "not begun"
         if not (self.folder / "spec.json").exists():
             return "corrupt"
         return "running" if self.is_locked() else "unfinished"
@@ -120,10 +124,20 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(self.folder / "lock"):
             write_json(self.folder / "running.json", {"pid": os.getpid()})
-            if not (self.folder / "environment.json").exists():
-                write_json(self.folder / "environment.json", environment)
+            self._keep_environment(environment)
             yield
             (self.folder / "running.json").unlink(missing_ok=True)
+
+    def _keep_environment(self, environment: dict[str, Any]) -> None:
+        """The first one; where a run goes on in another, in which its numbers may differ, that one too."""
+        kept = self.environment()
+        if not isinstance(kept, dict):
+            write_json(self.folder / "environment.json", environment)
+            return
+        later = kept.get("resumed in", [])
+        before = later[-1] if later else kept
+        if any(before.get(key) != environment.get(key) for key in ("steptuned", "torch", "python", "cpu", "device", "threads")):
+            write_json(self.folder / "environment.json", {**kept, "resumed in": [*later, environment]})
 
     def was_interrupted(self) -> bool:
         """Whether a process began this run and neither ended it nor is still at it."""

@@ -27,6 +27,7 @@ from rich.text import Text
 from steptuned.lab.experiment import Experiment, Outcome, stages
 from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.problems.base import Problem
 from steptuned.lab.run import CHECKPOINT_SECONDS, environment_now, execute, folder_of, name_of
 from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import COMPLETE, Run, Status, Store
@@ -61,6 +62,28 @@ class Results:
     def records(self, spec: RunSpec) -> list[dict[str, Any]]:
         run = self.run(spec)
         return run.records() if run.result() is not None else []
+
+
+class Forgiving(Results):
+    """Reads what can be read, and remembers what cannot."""
+
+    def __init__(self, store: Store, damaged: list[str]) -> None:
+        super().__init__(store)
+        self.damaged = damaged
+        self._begun: dict[str, list[dict[str, Any]]] = {}
+
+    def records(self, spec: RunSpec) -> list[dict[str, Any]]:
+        return self.begun(spec) if self.run(spec).result() is not None else []
+
+    def begun(self, spec: RunSpec) -> list[dict[str, Any]]:
+        """The records so far, of unfinished runs too."""
+        if spec.identity not in self._begun:
+            try:
+                self._begun[spec.identity] = self.run(spec).records()
+            except (ValueError, OSError) as error:
+                self.damaged.append(str(error))
+                self._begun[spec.identity] = []
+        return self._begun[spec.identity]
 
 
 class Sweep:
@@ -228,20 +251,31 @@ def estimate(experiment: Experiment, device: str) -> tuple[int, float]:
     """How many runs an experiment has at most, and how many seconds of one job they take, from a few steps of each method."""
     options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
     problem = PROBLEMS[experiment.problem](options, 0, torch.device(device))
-    evaluation = _seconds(problem.evaluate, 0.0)
     log_every = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget).log_every
     runs, seconds = 0, 0.0
     cost: dict[str, float] = {}
+    evaluation: float | None = None
     for entry, (count, back_propagations) in zip(experiment.entries, _counts(experiment), strict=True):
         if entry.method not in cost:
             cost[entry.method] = _seconds(Driver(entry.method, problem, entry.grid()[0]).advance, 0.2)
+            if evaluation is None:
+                evaluation = _evaluation(problem, cost[entry.method])
         runs += count
-        seconds += back_propagations * cost[entry.method] + (count + back_propagations / log_every) * evaluation
+        seconds += back_propagations * cost[entry.method] + (count + back_propagations / log_every) * (evaluation or 0.0)
     return runs, seconds
 
 
 def _counts(experiment: Experiment) -> Iterator[tuple[int, int]]:
     yield from experiment.expected_back_propagations().values()
+
+
+def _evaluation(problem: Problem, back_propagation: float) -> float:
+    """How long an evaluation takes: measured where that is quick, else a third of a back-propagation a mini-batch."""
+    if problem.stream.rows > 5_000:
+        return problem.stream.per_epoch * back_propagation / 3
+    start = time.perf_counter()
+    problem.evaluate()
+    return time.perf_counter() - start
 
 
 def _seconds(work: Callable[[], Any], at_least: float) -> float:

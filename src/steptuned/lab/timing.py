@@ -56,6 +56,13 @@ class Timing:
     batch: list[float]
     """Seconds to make one mini-batch."""
     environment: dict[str, Any]
+    precision: str = "float32"
+
+    @property
+    def where(self) -> str:
+        """The device, and the arithmetic if it is not the usual one."""
+        device = str(self.environment.get("device", "cpu"))
+        return device if self.precision == "float32" else f"{device}-{self.precision}"
 
     def ratio(self, method: str) -> tuple[float, float, float]:
         """Median and quartiles of the time relative to SGD's in the same round."""
@@ -67,11 +74,11 @@ class Timing:
         return 1e3 * float(np.median(self.seconds[method])) / self.back_propagations
 
 
-def measure(letter: str, scale: str, device: str) -> Timing:
+def measure(letter: str, scale: str, device: str, precision: str = "float32") -> Timing:
     """Time the methods on a problem of Table 1."""
     setting = TABLE_1[letter]
     problem_class = PROBLEMS[setting["problem"]]
-    options = {**problem_class.defaults, **setting["options"]}
+    options = {**problem_class.defaults, **setting["options"], "precision": precision}
     where = torch.device(device)
     drivers = {}
     for name in TIMED:
@@ -108,7 +115,7 @@ def measure(letter: str, scale: str, device: str) -> Timing:
     problem: Any = drivers["sgd"].problem
     batch = [timed(lambda: problem.inputs(problem.draw())) for _ in range(20)]
     environment = environment_now(device, torch.get_num_threads())
-    return Timing(letter, scale, count, seconds, optimizer, batch, environment)
+    return Timing(letter, scale, count, seconds, optimizer, batch, environment, precision)
 
 
 def _interleaved(rounds: int) -> Iterator[str]:
@@ -143,23 +150,38 @@ class _Clock:
 
 
 class Timings:
-    """The measurements of a folder, one file a problem."""
+    """The measurements of a folder, one file a problem, scale and device."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "table-2"
 
     def save(self, timing: Timing) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._path(timing.problem, timing.scale), vars(timing))
+        write_json(self._path(timing.problem, timing.scale, timing.where), vars(timing))
 
-    def load(self, letter: str, scale: str) -> Timing | None:
-        try:
-            return Timing(**json.loads(self._path(letter, scale).read_text()))
-        except (OSError, ValueError, TypeError):  # not there, or of another origin: it is measured again
-            return None
+    def load(self, letter: str, scale: str, where: str = "cpu") -> Timing | None:
+        return _timing(self._path(letter, scale, where))
 
-    def all(self, scale: str) -> list[Timing]:
-        return [timing for timing in (self.load(letter, scale) for letter in TABLE_1) if timing is not None]
+    def sets(self) -> dict[tuple[str, str], list[Timing]]:
+        """All there are, by scale, the largest first, and device; each in the order of Table 1."""
+        found: dict[tuple[str, str], list[Timing]] = {}
+        timings = [timing for timing in map(_timing, self.folder.glob("*.json")) if timing is not None]
+        order = list(SIZES)[::-1]
+        for timing in sorted(timings, key=lambda t: (order.index(t.scale), t.where, t.problem)):
+            found.setdefault((timing.scale, timing.where), []).append(timing)
+        return found
 
-    def _path(self, letter: str, scale: str) -> Path:
-        return self.folder / f"{letter}-{scale}.json"
+    def _path(self, letter: str, scale: str, where: str) -> Path:
+        return self.folder / f"{letter}-{scale}-{where}.json"
+
+
+def _timing(path: Path) -> Timing | None:
+    """None where it is not there, or of another origin: it is measured again."""
+    try:
+        timing = Timing(**json.loads(path.read_text()))
+        sound = (
+            timing.problem in TABLE_1 and timing.scale in SIZES and all(timing.seconds[n] and timing.optimizer[n] for n in TIMED)
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return timing if sound else None

@@ -20,6 +20,10 @@ class Problem(ABC):
     choices: ClassVar[dict[str, tuple[str, ...]]] = {}
     """The valid values of the options that are words."""
     description: ClassVar[str]
+    things: ClassVar[str] = "training images"
+    """Of what J is a sum."""
+    double: ClassVar[bool] = False
+    """Whether it computes in double precision."""
     weight_decay: float = 0.0
     """lambda of the regularisation that the method adds to the gradient and :meth:`evaluate` to the loss."""
     same_noise: bool = True

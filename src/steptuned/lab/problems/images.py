@@ -129,23 +129,25 @@ class Images(Problem):
     def evaluate(self) -> dict[str, float]:
         with as_trained(self.model, self.device), self._autocast():
             train = self._over(self.train)
-            penalty = self.weight_decay / 2 * sum(p.double().square().sum() for p in self.parameters)
+            squares = torch.stack([p.square().sum() for p in self.parameters])
         with as_used(self.model), self._autocast():
             test = self._over(self.test)
-        told = {"loss": train["loss"] + penalty, "plain loss": train["loss"], "test loss": test.pop("loss"), **test}
-        return {name: float(value) for name, value in told.items()}
+        penalty = self.weight_decay / 2 * squares.cpu().double().sum().item()
+        return {"loss": train["loss"] + penalty, "plain loss": train["loss"], "test loss": test.pop("loss"), **test}
 
-    def _over(self, images: Batches) -> dict[str, Tensor]:
-        """The means over all the images."""
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=self.device))
-        for rows in torch.arange(len(images)).split(self.options["batch"]):
+    def _over(self, images: Batches) -> dict[str, float]:
+        """The means over all the images, added up in double precision on the host: not every device has it."""
+        means: dict[str, list[Tensor]] = defaultdict(list)
+        parts = torch.arange(len(images)).split(self.options["batch"])
+        for rows in parts:
             x, y = images.rows(rows)
             for name, mean in self._measured(self.model(x), x, y).items():
-                sums[name] += mean.double() * len(x)
-        return {name: total / len(images) for name, total in sums.items()}
+                means[name].append(mean)
+        sizes = torch.tensor([len(rows) for rows in parts], dtype=torch.float64)
+        return {name: (torch.stack(each).cpu().double() @ sizes / len(images)).item() for name, each in means.items()}
 
     def _measured(self, output: Tensor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        right = (output.argmax(1) == y).double().mean()
+        right = (output.argmax(1) == y).float().mean()
         return {"loss": self._criterion(output, x, y), "accuracy": right}
 
     # ------------------------------------------------------------------------------------------ resuming

@@ -18,6 +18,8 @@ class Regression(Problem):
 
     defaults: ClassVar[dict[str, Any]] = {"rows": 500, "columns": 30, "batch": 50, "instance": 0}
     description: ClassVar[str] = "non-convex regression (Figures 2 and 3)"
+    things: ClassVar[str] = "rows"
+    double: ClassVar[bool] = True
 
     def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
         rows, columns, batch = options["rows"], options["columns"], options["batch"]

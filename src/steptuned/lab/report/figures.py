@@ -1,5 +1,6 @@
 """The figures, from the outcome of an experiment, as PNG, SVG and PDF. A scale smaller than the paper's says so on the figure."""
 
+import hashlib
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -50,15 +51,15 @@ def save(figure: Figure, path: Path) -> list[Path]:
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "steptuned", "text.parse_math": False}):
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
         for suffix, metadata in ((".png", None), (".svg", {"Date": None}), (".pdf", {"CreationDate": None})):
-            figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
-            written.append(path.with_suffix(suffix))
+            written.append(path.parent / f"{path.name}{suffix}")
+            figure.savefig(written[-1], dpi=150, metadata=metadata)
     plt.close(figure)
     return written
 
 
 def draw(name: str, outcomes: list[Outcome], results: Results, folder: Path, stem: str | None = None) -> list[Path]:
     """The figure that the experiment's file asks for, with a panel for each outcome."""
-    return save(FIGURES[outcomes[0].experiment.figure](name, outcomes, results), folder / (stem or name))
+    return save(FIGURES[outcomes[0].experiment.figure](name, outcomes, results), folder / (stem or safe_name(name)))
 
 
 def brief(text: str, length: int = 70) -> str:
@@ -68,7 +69,8 @@ def brief(text: str, length: int = 70) -> str:
 
 def safe_name(name: str) -> str:
     """A name that is one of a file and of an anchor, whatever it was."""
-    return re.sub(r"[^A-Za-z0-9=.,_+-]+", "-", name)[:120]
+    safe = re.sub(r"[^A-Za-z0-9=.,_+-]+", "-", name)[:120]
+    return safe if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def single(figure: Callable[[Outcome, Results], Figure]) -> Callable[[str, list[Outcome], Results], Figure]:
@@ -88,12 +90,16 @@ def headline(figure: Figure, title: str, outcomes: list[Outcome]) -> None:
     figure.suptitle(f"{brief(title, 160)}{note}", fontsize=9, wrap=True)
 
 
+def short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
 def label_of(group: Group) -> str:
     """The method and what was chosen for it."""
     if group.winner is None:
         return f"{group.entry.label}: no run finished"
     chosen = [
-        f"{key} {','.join(f'{v:g}' for v in value) if isinstance(value, list) else format(value, 'g')}"
+        f"{key} {','.join(map(short, value)) if isinstance(value, list) else short(value)}"
         for key, value in group.winner.hyper.items()
         if len(group.entry.axes[key]) > 1
     ]
@@ -186,10 +192,12 @@ def _lasts(outcome: Outcome, results: Results) -> list[dict[str, Any]]:
 
 def size_of(experiment: Experiment) -> str:
     """How large the problem is and how long a run."""
-    options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
-    rows = PROBLEMS[experiment.problem].rows_of(options)
-    seeds = f"{experiment.seeds} seed{'s' * (experiment.seeds > 1)}"
-    return f"{rows:,} training images, {experiment.budget.epochs or 0:g} epochs, {seeds}"
+    problem, budget = PROBLEMS[experiment.problem], experiment.budget
+    rows = problem.rows_of({**problem.defaults, **experiment.options})
+    length = f"{budget.iterations:,} back-propagations" if budget.iterations else f"{budget.epochs:g} epochs"
+    several = [f"{experiment.instances} instances"] if experiment.instances > 1 else []
+    words = [f"{rows:,} {problem.things}", length, *several, f"{experiment.seeds} seed{'s' * (experiment.seeds > 1)}"]
+    return ", ".join(words)
 
 
 def instances(outcome: Outcome, results: Results) -> Figure:

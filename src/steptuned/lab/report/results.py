@@ -6,7 +6,7 @@ from steptuned.lab.experiment import SCALES, Outcome, load_all, paper_experiment
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report import figures, tables
 from steptuned.lab.store import Store
-from steptuned.lab.sweep import Results, outcome_of
+from steptuned.lab.sweep import Forgiving, Results, outcome_of
 from steptuned.lab.timing import Timings
 
 SIZES = {
@@ -18,7 +18,7 @@ SIZES = {
 
 def write(store: Path, page: Path, command: str) -> list[Path]:
     """Write the page, and its figures beside it. Returns what was written."""
-    results = Results(Store(store))
+    results = Forgiving(Store(store), [])
     pictures = page.parent / "figures"
     written = [page]
     parts = [f"# Results\n\nMade by `{command}` from the runs it names; nothing here is written by hand."]
@@ -34,13 +34,11 @@ def write(store: Path, page: Path, command: str) -> list[Path]:
             parts.append(f"![{name} at scale {scale}](figures/{stem}.png)")
             for outcome in panels:
                 parts += [table.markdown() for table in tables.summary(outcome, results)]
-    for scale in SCALES:
-        timings = Timings(store).all(scale)
-        if timings:
-            missing = [letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}]
-            note = f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
-            parts.append(f"## table-2, scale {scale}\n\n{environment_sentence(timings[0].environment)}{note}")
-            parts += [table.markdown() for table in tables.wall_clock(timings)]
+    for (scale, where), timings in Timings(store).sets().items():
+        missing = [letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}]
+        note = f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
+        parts.append(f"## table-2, scale {scale}, {where}\n\n{environment_sentence(timings[0].environment)}{note}")
+        parts += [table.markdown() for table in tables.wall_clock(timings)]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n\n".join(parts) + "\n")
     return written

@@ -11,11 +11,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from steptuned.lab.experiment import SCALES, Experiment, Group, Outcome, Trial, load_all, paper_experiments
+from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.report.figures import label_of, per_epoch, size_of, style_of
 from steptuned.lab.report.measures import rate_of
-from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import COMPLETE, Run, Status, Store
-from steptuned.lab.sweep import Results, outcome_of
+from steptuned.lab.sweep import Forgiving, outcome_of
 
 POINTS = 60_000
 """Points of all the curves of a page together; a record has about ten numbers."""
@@ -108,28 +108,6 @@ class View:
     environments: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Forgiving(Results):
-    """Reads what can be read, and remembers what cannot."""
-
-    def __init__(self, store: Store, damaged: list[str]) -> None:
-        super().__init__(store)
-        self.damaged = damaged
-        self._begun: dict[str, list[dict[str, Any]]] = {}
-
-    def records(self, spec: RunSpec) -> list[dict[str, Any]]:
-        return self.begun(spec) if self.run(spec).result() is not None else []
-
-    def begun(self, spec: RunSpec) -> list[dict[str, Any]]:
-        """The records so far, of unfinished runs too."""
-        if spec.identity not in self._begun:
-            try:
-                self._begun[spec.identity] = self.run(spec).records()
-            except (ValueError, OSError) as error:
-                self.damaged.append(str(error))
-                self._begun[spec.identity] = []
-        return self._begun[spec.identity]
-
-
 def sources(folder: Path) -> tuple[list[Source], list[str]]:
     """What was asked for in this folder, as it was remembered, and experiments of the paper that have runs all the same."""
     found: list[Source] = []
@@ -141,7 +119,7 @@ def sources(folder: Path) -> tuple[list[Source], list[str]]:
         else:
             damaged.append(source)
     known = {(experiment.name, source.scale) for source in found for experiment in source.experiments}
-    results = Results(Store(folder))
+    results = Forgiving(Store(folder), damaged)
     present = results.store.present()
     for name, path in paper_experiments().items():
         for scale in SCALES:
@@ -161,7 +139,7 @@ def _source(path: Path) -> Source | str:
         return f"{path.name} cannot be read ({type(error).__name__}): delete it and give the command again"
 
 
-def _trials(experiment: Experiment, results: Results) -> list[Trial]:
+def _trials(experiment: Experiment, results: Forgiving) -> list[Trial]:
     return [trial for group in outcome_of(experiment, results).groups for trial in group.trials]
 
 
@@ -188,7 +166,9 @@ def _unreadable(store: Store) -> list[str]:
         except (ValueError, OSError):
             sentences.append(f"{run.folder.name}: its spec.json cannot be read; delete the folder to run it again")
             continue
-        if run.result() is not None and not run.is_sound():
+        if run.read("result.json") is not None and run.result() is None:
+            sentences.append(f"{run.folder.name} ({spec.method}): its log is longer or shorter than it ended; it will be run again")
+        elif run.result() is not None and not run.is_sound():
             sentences.append(
                 f"{run.folder.name} ({spec.method}): its log is not the one it ended with; delete the folder to run it again"
             )
@@ -238,8 +218,8 @@ def _panel(identity: str, outcome: Outcome, results: Forgiving, points: int) -> 
         lines=lines,
         grids={label_of(group): _grid(group, results) for group in groups},
         finals=[_final(group, outcome, results) for group in groups],
-        warnings=_warnings(groups, results, epoch),
-        options={**experiment.options, "problem": experiment.problem, "seeds": experiment.seeds},
+        warnings=_warnings(outcome.groups, results, epoch),
+        options={"problem": experiment.problem, **PROBLEMS[experiment.problem].defaults, **experiment.options},
         thinned=thinned,
     )
 
@@ -250,7 +230,8 @@ def _line(index: int, group: Group, outcome: Outcome, results: Forgiving, points
     logs = {seed: results.begun(spec) for seed, spec in group.specs.items()}
     logs = {seed: log for seed, log in logs.items() if log}
     longest = max(map(len, logs.values()), default=0)
-    kept = thin([[record.get("loss") for record in log] for log in logs.values()], longest, points)
+    watched = [key for key, _, _ in ROWS if any(key in log[-1] for log in logs.values())]
+    kept = thin([[record.get(key) for record in log] for log in logs.values() for key in watched], longest, points)
     x, y = [], []
     for seed, log in logs.items():
         chosen = [log[i] if i < len(log) else {} for i in kept]
@@ -277,15 +258,17 @@ def _rate_lines(groups: list[Group], results: Forgiving) -> list[Line]:
     return lines
 
 
-def thin(losses: list[list[float | None]], length: int, points: int) -> list[int]:
+def thin(curves: list[list[float | None]], length: int, points: int) -> list[int]:
     """Which records to draw: all, or of every stretch those at which some curve is smallest or largest, and both ends."""
     if length <= points:
         return list(range(length))
-    stretches = max(1, points // (2 * max(1, len(losses))))
+    stretches = max(1, points // (2 * max(1, len(curves))))
     kept = {0, length - 1}
     for stretch in np.array_split(np.arange(length), stretches):
-        for loss in losses:
-            inside = [(loss[i], int(i)) for i in stretch if i < len(loss) and loss[i] is not None and math.isfinite(loss[i] or 0.0)]
+        for curve in curves:
+            inside = [
+                (curve[i], int(i)) for i in stretch if i < len(curve) and curve[i] is not None and math.isfinite(curve[i] or 0.0)
+            ]
             if inside:
                 kept |= {min(inside)[1], max(inside)[1]}
     return sorted(kept)
@@ -304,7 +287,7 @@ def _missing(group: Group, results: Forgiving) -> str:
 def _warnings(groups: list[Group], results: Forgiving, epoch: int) -> list[str]:
     said = []
     for group in groups:
-        label = label_of(group)
+        label = label_of(group) + (f", instance {group.instance}" if group.instance else "")
         if group.winner is None:
             said.append(f"{group.entry.label}: no run of its grid is finished")
             continue

@@ -12,11 +12,11 @@ from typing import Any
 import jinja2
 
 from steptuned.lab import claims
-from steptuned.lab.experiment import SCALES
 from steptuned.lab.report import figures, tables
 from steptuned.lab.report.results import environment_sentence
-from steptuned.lab.report.view import Forgiving, Panel, Shown, View, view_of
+from steptuned.lab.report.view import Panel, Shown, View, view_of
 from steptuned.lab.store import COMPLETE, Store
+from steptuned.lab.sweep import Forgiving
 from steptuned.lab.timing import Timings
 
 VERDICTS = ("reproduced", "partly", "not reproduced", "not run")
@@ -47,8 +47,9 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
         claims=judged,
         verdicts=[(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]],
         figures=shown,
-        timings=[table for scale in reversed(SCALES) for table in _timings(folder, scale)],
-        environments=_environments(view),
+        illustration=_illustration(folder, report),
+        timings=[table for timings in Timings(folder).sets().values() for table in tables.wall_clock(timings)],
+        environments=_environments(view, folder),
     )
     _files(report)
     content = {"panels": [_curves(panel) for panel in panels]}
@@ -87,7 +88,8 @@ def _curves(panel: Panel) -> dict[str, Any]:
 def _figure(figure: Shown, results: Forgiving, report: Path) -> dict[str, Any]:
     stem = figures.safe_name(f"{figure.name}-{figure.scale}")
     written = figures.draw(figure.name, figure.outcomes, results, report / "figures", stem)
-    width, height = struct.unpack(">II", next(p for p in written if p.suffix == ".png").read_bytes()[16:24])
+    width, height = _size(next(p for p in written if p.suffix == ".png"))
+    several = [outcome for outcome in figure.outcomes if outcome.experiment.instances > 1]
     panels = [_shown(panel) for panel in figure.panels]
     return {
         "name": figure.name,
@@ -98,6 +100,8 @@ def _figure(figure: Shown, results: Forgiving, report: Path) -> dict[str, Any]:
         "height": height,
         "command": figure.command,
         "panels": panels,
+        "still": bool(several),
+        "tables": [table for outcome in several for table in tables.summary(outcome, results)[1:]],
         "alt": " ".join(panel["alt"] for panel in panels),
     }
 
@@ -123,10 +127,23 @@ def _shown(panel: Panel) -> dict[str, Any]:
     }
 
 
-def _timings(folder: Path, scale: str) -> list[tables.Table]:
-    timings = Timings(folder).all(scale)
-    return tables.wall_clock(timings) if timings else []
+def _illustration(folder: Path, report: Path) -> tuple[int, int] | None:
+    """Figure 1 needs no runs: it is taken over as it was drawn. Its width and height."""
+    drawn = folder / "figures" / "figure-1.png"
+    if not drawn.is_file():
+        return None
+    for suffix in (".png", ".svg", ".pdf"):
+        if drawn.with_suffix(suffix).is_file():
+            (report / "figures").mkdir(exist_ok=True)
+            shutil.copyfile(drawn.with_suffix(suffix), report / "figures" / f"figure-1{suffix}")
+    return _size(drawn)
 
 
-def _environments(view: View) -> list[str]:
-    return list(dict.fromkeys(environment_sentence(e) for e in view.environments))
+def _size(png: Path) -> tuple[int, int]:
+    width, height = struct.unpack(">II", png.read_bytes()[16:24])
+    return width, height
+
+
+def _environments(view: View, folder: Path) -> list[str]:
+    timed = [timing.environment for timings in Timings(folder).sets().values() for timing in timings]
+    return list(dict.fromkeys(environment_sentence(e) for e in [*view.environments, *timed]))

@@ -41,9 +41,13 @@
         const length = allX[0].length, x = [], low = [], high = [], middle = [];
         for (let i = 0; i < length; i++) {
           const values = column(allY, i), at = mean(column(allX, i));
-          if (!values.length || at === null) continue;
+          if (values.length < seeds.length || at === null) continue;  // the mean ends with the shortest seed
           x.push(at); low.push(Math.min(...values)); high.push(Math.max(...values)); middle.push(mean(values));
         }
+        allY.forEach((y, i) => {
+          if (y.filter((v) => v !== null).length <= middle.length) return;
+          traces.push({ ...base, x: allX[i], y, line: { color: colour, dash, width: 0.8 }, opacity: 0.6, hovertemplate: `${hover} (seed ${line.seeds[seeds[i]]})<extra></extra>` });
+        });
         traces.push({ ...base, x, y: low, line: { width: 0, color: colour }, hoverinfo: "skip" });
         traces.push({ ...base, x, y: high, line: { width: 0, color: colour }, fill: "tonexty", fillcolor: faded(colour, 0.18), hoverinfo: "skip" });
         traces.push({ ...base, x, y: middle, line: { color: colour, dash, width: 2 }, hovertemplate: `${hover} (mean of ${seeds.length})<extra></extra>` });
