@@ -57,9 +57,10 @@ def test_claim_1_from_seeds(tmp_path, speeds, verdict):
 
 
 def test_claim_1_from_instances_with_an_interval(tmp_path):
-    figure_2(tmp_path, FAST, scale="small")
-    assert verdict_of(tmp_path, 1).verdict == "reproduced"
-    figure_2(tmp_path, {**FAST, "armijo": 9.0}, "figure-2-instances", scale="small")
+    speeds = {**FAST, "armijo": 9.0}
+    figure_2(tmp_path, speeds, scale="small")
+    assert verdict_of(tmp_path, 1).verdict == "not reproduced"
+    figure_2(tmp_path, speeds, "figure-2-instances", scale="small")
     judgement = verdict_of(tmp_path, 1)
     assert judgement.verdict == "partly", "sooner than one, not than the other: the instances count, not the seeds"
     assert judgement.instances >= 10
@@ -71,7 +72,7 @@ def test_claim_1_from_instances_with_an_interval(tmp_path):
 
 def test_three_instances_are_too_few_for_an_interval(tmp_path):
     figure_2(tmp_path, FAST)
-    figure_2(tmp_path, {**FAST, "armijo": 9.0}, "figure-2-instances")
+    figure_2(tmp_path, FAST, "figure-2-instances")
     assert verdict_of(tmp_path, 1).instances == 1
     assert verdict_of(tmp_path, 1).verdict == "reproduced"
 
@@ -85,10 +86,10 @@ def test_claim_1_needs_the_long_runs_that_j_star_comes_from(tmp_path):
 
 
 GV = {
-    "sgd": (0.2, 1.0),
+    "sgd": (0.2, 0.5),
     "exact-gv": (0.3, 4.0),
     "expected-gv": (0.3, 4.0),
-    "stochastic-gv": (0.3, 1.1),
+    "stochastic-gv": (0.3, 0.7),
     "step-tuned-sgd": (0.3, 3.9),
 }
 
@@ -111,7 +112,7 @@ def figure_3(folder, **changes):
     ("number", "changes", "verdict"),
     [
         (2, {}, "reproduced"),
-        (2, {"exact-gv": (0.3, 1.1)}, "partly"),
+        (2, {"exact-gv": (0.3, 0.7)}, "partly"),
         (2, {"exact-gv": (0.3, 0.3)}, "not reproduced"),
         (2, {"exact-gv": (2.0, 4.0)}, "not reproduced"),
         (3, {}, "reproduced"),
@@ -121,7 +122,7 @@ def figure_3(folder, **changes):
         (4, {}, "reproduced"),
         (4, {"expected-gv": (0.3, 2.0)}, "not reproduced"),
         (5, {}, "reproduced"),
-        (5, {"step-tuned-sgd": (0.3, 2.0)}, "partly"),
+        (5, {"step-tuned-sgd": (0.3, 1.0)}, "partly"),
         (5, {"step-tuned-sgd": (0.3, 0.2)}, "not reproduced"),
         (6, {}, "reproduced"),
         (6, {"longer": (0.4, 1.0)}, "partly"),
@@ -137,13 +138,17 @@ def test_claims_2_to_6(tmp_path, number, changes, verdict):
 
 @pytest.mark.parametrize(
     ("slope", "verdict"),
-    [(0.8, "reproduced"), (0.1, "not reproduced"), (lambda delta: 0.8 if delta < 0.2 else 0.05, "partly"), (0.0, "not run")],
+    [(0.8, "reproduced"), (0.1, "not reproduced"), (lambda delta: 0.8 if delta < 0.2 else 0.05, "partly"), (None, "not run")],
 )
 def test_claim_16(tmp_path, slope, verdict):
     def records(spec):
-        power = slope(spec.hyper["delta"]) if callable(slope) else slope
+        power = slope(spec.hyper["delta"]) if callable(slope) else slope or 0.0
+        start = 1.0 if slope is None else 10.0  # without any progress there is nothing to judge
         ks = sorted({round(1.1**i) for i in range(80) if 1.1**i <= spec.budget / 2})
-        rows = [{"bp": 2 * k, "batches": k, "samples": k, "seconds": 0.0, "loss": 0.5, "gradient": k**-power} for k in ks]
+        rows = [
+            {"bp": 2 * k, "batches": k, "samples": k, "seconds": 0.0, "loss": 0.5, "gradient": k**-power if k > 1 else start}
+            for k in ks
+        ]
         return [{**rows[0], "bp": 0, "batches": 0}, *rows]
 
     fill(tmp_path, "rate", records)

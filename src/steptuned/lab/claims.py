@@ -1,7 +1,7 @@
 """The paper's claims, judged from a store of runs and from nothing else.
 
-Each claim says which experiments it needs and by which criterion it is judged: at the largest scale at which all the runs that it needs
-are complete. Where there is none it is "not run". One seed is never enough for more than "partly".
+Each claim says which experiments it needs and by which criterion it is judged: at the largest scale at which all the runs that it
+needs are complete. Where there is none it is "not run". One seed is never enough for more than "partly".
 """
 
 import math
