@@ -79,7 +79,10 @@ class Forgiving(Results):
         """The records so far, of unfinished runs too."""
         if spec.identity not in self._begun:
             try:
-                self._begun[spec.identity] = self.run(spec).records()
+                records = self.run(spec).records()
+                if not all(isinstance(record, dict) and {"bp", "loss"} <= record.keys() for record in records):
+                    raise ValueError(f"{self.run(spec).log_path} has lines of another kind; delete its folder and run it again")
+                self._begun[spec.identity] = records
             except (ValueError, OSError) as error:
                 self.damaged.append(str(error))
                 self._begun[spec.identity] = []

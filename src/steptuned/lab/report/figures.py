@@ -136,6 +136,12 @@ def curves(
         axis.plot(at, values.mean(0), line, color=colour, linewidth=1.6, label=label)
 
 
+def logarithmic(axis: Axes) -> None:
+    """Where there is something to draw: an empty axis cannot be."""
+    if any(np.any(np.asarray(line.get_ydata(), dtype=float) > 0) for line in axis.lines):
+        axis.set_yscale("log")
+
+
 def per_epoch(outcome: Outcome) -> int:
     spec = outcome.groups[0].trials[0].spec
     return -(-PROBLEMS[spec.problem].rows_of(spec.options) // spec.options["batch"])
@@ -146,7 +152,8 @@ def distance_to_best(outcome: Outcome, results: Results) -> Figure:
     curves(axis, outcome, results, lambda r, seed: max(r["loss"] - outcome.star[0, seed], 1e-9), lambda r: r["bp"])
     axis.axhline(outcome.experiment.selection.within, color="0.6", linewidth=0.8, linestyle=":")
     after = outcome.experiment.selection.star_after
-    axis.set(yscale="log", xlabel="iterations (back-propagations)", ylabel="J - J*", ylim=(1e-4, 1.5))
+    logarithmic(axis)
+    axis.set(xlabel="iterations (back-propagations)", ylabel="J - J*", ylim=(1e-4, 1.5))
     axis.set_title(f"J*: the best value of all methods after {after.iterations if after else 0:,} iterations", fontsize=8)
     axis.legend(fontsize=7, frameon=False)
     return figure
@@ -156,7 +163,8 @@ def loss(outcome: Outcome, results: Results) -> Figure:
     epoch = per_epoch(outcome)
     figure, axis = plt.subplots(figsize=(7, 4.6), layout="constrained")
     curves(axis, outcome, results, lambda r, _: r["loss"], lambda r: r["bp"] / epoch)
-    axis.set(yscale="log", xlabel=f"epochs (of {epoch} back-propagations)", ylabel="J")
+    logarithmic(axis)
+    axis.set(xlabel=f"epochs (of {epoch} back-propagations)", ylabel="J")
     axis.legend(fontsize=7, frameon=False)
     return figure
 
@@ -171,11 +179,13 @@ def loss_test_gamma(name: str, outcomes: list[Outcome], results: Results) -> Fig
         tested = "accuracy" if any("accuracy" in record for record in _lasts(outcome, results)) else "test loss"
         for axis, key in zip(axes, ("loss", tested, "gamma"), strict=True):
             curves(axis, outcome, results, _recorded(key), lambda r: r["bp"], labelled=key == "loss")
-        axes[0].set(yscale="log", ylabel="training loss J")
+        logarithmic(axes[0])
+        axes[0].set(ylabel="training loss J")
         axes[0].set_title(f"{brief(f'{experiment.name}: {experiment.title}')}\n{size_of(experiment)}", fontsize=8)
         axes[0].legend(fontsize=6.5, frameon=False)
         axes[1].set(ylabel="test accuracy" if tested == "accuracy" else "test loss")
-        axes[1].set_yscale("linear" if tested == "accuracy" else "log")
+        if tested != "accuracy":
+            logarithmic(axes[1])
         axes[2].set(ylabel="gamma", xlabel=f"back-propagations ({epoch} an epoch)", ylim=(0, None))
     headline(figure, name, outcomes)
     return figure
