@@ -57,13 +57,12 @@ def run(path, out):
             continue
 
 
-def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tmp_path, monkeypatch):
+def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tmp_path):
     out, page = tmp_path / "out", tmp_path / "docs" / "results.md"
     run(experiments, out)
     Timings(out).save(made_up("a"))
-    monkeypatch.setattr(made_up("a").__class__, "environment", {}, raising=False)
-    monkeypatch.setattr(results, "paper_experiments", lambda: {"figure-9": experiments})
-    monkeypatch.setattr(results, "environment_sentence", lambda e: "a machine.")
+    contents = [experiment.model_dump(mode="json") for experiment in load_all(experiments, "demo")]
+    Store(out).remember("figure-9", "demo", contents, "steptuned run figure-9.toml --scale demo")
     before = sorted(path for path in out.rglob("*"))
     written = results.write(out, page, "steptuned results out --to docs/results.md")
     assert sorted(path for path in out.rglob("*")) == before, "reading a store changes nothing"
@@ -78,6 +77,7 @@ def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tm
     assert "winner on the EDGE: lr" in text or "3 tried" in text
     assert "Not measured: (b), (c), (d), (e), (f)." in text
     assert "scale paper" not in text, "there are no such runs"
+    assert "Not judged, for want of runs: 1, 2" in text
 
 
 def test_what_is_missing_is_said(experiments, tmp_path):

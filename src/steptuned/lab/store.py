@@ -236,5 +236,5 @@ class Store:
 def write_json(path: Path, value: Any) -> None:
     """Replace a file as a whole."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+    temporary.write_text(json.dumps(value, indent=1) + "\n")
     os.replace(temporary, path)

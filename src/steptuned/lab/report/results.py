@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-from steptuned.lab.experiment import SCALES, Outcome, load_all, paper_experiments
+from steptuned.lab import claims
+from steptuned.lab.experiment import Outcome
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report import figures, tables
+from steptuned.lab.report.view import sources
 from steptuned.lab.store import Store
 from steptuned.lab.sweep import Forgiving, Results, outcome_of
 from steptuned.lab.timing import Timings
@@ -22,23 +24,29 @@ def write(store: Path, page: Path, command: str) -> list[Path]:
     pictures = page.parent / "figures"
     written = [page]
     parts = [f"# Results\n\nMade by `{command}` from the runs it names; nothing here is written by hand."]
-    for name, path in paper_experiments().items():
-        for scale in SCALES:
-            panels = [outcome_of(experiment, results) for experiment in load_all(path, scale)]
-            panels = [outcome for outcome in panels if has_runs(outcome, results)]
-            if not panels:
-                continue
-            stem = f"{name}-{scale}"
-            written += figures.draw(name, panels, results, pictures, stem)
-            parts.append(f"## {name}, scale {scale}\n\n{SIZES[scale].capitalize()}. {_machine(panels, results)}")
-            parts.append(f"![{name} at scale {scale}](figures/{stem}.png)")
-            for outcome in panels:
-                parts += [table.markdown() for table in tables.summary(outcome, results)]
+    for source in sources(store)[0]:
+        panels = [outcome_of(experiment, results) for experiment in source.experiments]
+        panels = [outcome for outcome in panels if has_runs(outcome, results)]
+        if not panels:
+            continue
+        name, scale = source.name, source.scale
+        stem = figures.safe_name(f"{name}-{scale}")
+        written += figures.draw(name, panels, results, pictures, stem)
+        parts.append(f"## {name}, scale {scale}\n\n{SIZES[scale].capitalize()}. {_machine(panels, results)}")
+        parts.append(f"![{name} at scale {scale}](figures/{stem}.png)")
+        for outcome in panels:
+            parts += [table.markdown() for table in tables.summary(outcome, results)]
     for (scale, where), timings in Timings(store).sets().items():
         missing = [letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}]
         note = f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
         parts.append(f"## table-2, scale {scale}, {where}\n\n{environment_sentence(timings[0].environment)}{note}")
         parts += [table.markdown() for table in tables.wall_clock(timings)]
+    judged = claims.judge(store)
+    known = [(claim, judgement) for claim, judgement in judged if judgement.verdict != "not run"]
+    open_ = ", ".join(str(claim.number) for claim, judgement in judged if judgement.verdict == "not run")
+    parts.append("## The paper's claims, as far as these runs go")
+    parts += [tables.claims(known).markdown()] if known else []
+    parts.append(f"Not judged, for want of runs: {open_ or 'none'}.")
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n\n".join(parts) + "\n")
     return written

@@ -109,7 +109,7 @@ class View:
 
 
 def sources(folder: Path) -> tuple[list[Source], list[str]]:
-    """What was asked for in this folder, as it was remembered, and experiments of the paper that have runs all the same."""
+    """What was asked for in this folder, as it was remembered. Where nothing was: the paper's experiments that have runs."""
     found: list[Source] = []
     damaged: list[str] = []
     for path in sorted((folder / "experiments").glob("*.json")):
@@ -118,12 +118,13 @@ def sources(folder: Path) -> tuple[list[Source], list[str]]:
             found.append(source)
         else:
             damaged.append(source)
-    known = {(experiment.name, source.scale) for source in found for experiment in source.experiments}
+    if found or damaged:
+        return found, damaged
     results = Forgiving(Store(folder), damaged)
     present = results.store.present()
     for name, path in paper_experiments().items():
         for scale in SCALES:
-            new = [e for e in load_all(path, scale) if (e.name, scale) not in known and (e.problem, scale) in present]
+            new = [e for e in load_all(path, scale) if (e.problem, scale) in present]
             new = [e for e in new if any(results.run(t.spec).log_path.exists() for t in _trials(e, results))]
             if new:
                 found.append(Source(name, scale, new, f"steptuned reproduce {name} --scale {scale}"))
