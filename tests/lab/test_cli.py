@@ -116,7 +116,7 @@ def test_figure_1_needs_no_run(tmp_path):
         (["run", "nothing.toml"], "nothing.toml: cannot be read: No such file or directory"),
         (["show", "nowhere"], "there is no folder nowhere"),
         (["results", "nowhere", "--to", "page.md"], "there is no folder nowhere"),
-        (["reproduce", "figure-4z"], "or a panel such as figure-4a"),
+        (["reproduce", "figure-4z"], "or a panel such as activations-relu"),
         (["data", "get", "imagenet"], "there is no data set 'imagenet'; valid: all, cifar-10, cifar-100, mnist"),
         (["export", "."], "say where to: --csv FILE or --parquet FILE"),
         (["reproduce", "figure-1", "--device", "warp"], "device 'warp' cannot be used here"),

@@ -5,7 +5,11 @@ import json
 import math
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -276,6 +280,29 @@ def test_the_command_writes_the_report(folder, tmp_path):
     done = steptuned("report", folder, "--to", tmp_path / "file" / "below")
     assert done.returncode == 1
     assert "choose another folder with --to" in done.stderr
+
+
+def test_watch_makes_the_page_anew_while_runs_go_on_and_ends_with_ctrl_c(folder):
+    run = next(run for run in Store(folder).runs() if run.spec.method == "step-tuned-sgd" and run.spec.seed == 1)
+    result = (run.folder / "result.json").read_bytes()
+    (run.folder / "result.json").unlink()
+    page = folder / "report" / "index.html"
+    command = [sys.executable, "-m", "steptuned.lab.cli", "report", str(folder), "--watch", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _wait(lambda: page.exists() and "1 of them not finished" in page.read_text())
+    assert 'http-equiv="refresh" content="1"' in page.read_text()
+    (run.folder / "result.json").write_bytes(result)
+    _wait(lambda: "not finished</strong>" not in page.read_text() and "</html>" in page.read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 0
+    assert "http-equiv" not in page.read_text(), "what is left does not refresh itself"
+
+
+def _wait(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def test_tensorboard_has_the_records_and_a_resumed_run_goes_on(tmp_path):

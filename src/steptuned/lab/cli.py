@@ -230,19 +230,19 @@ def report(
     _runs(folder)
     chosen = [] if to is None else ["--to", str(to)]
     command = shlex.join(["steptuned", "report", folder.resolve().name, *chosen])
+    where = to or folder / "report"
     try:
-        page = writing.write(folder, to or folder / "report", command, watch)
-    except OSError as error:
-        stop(f"the report cannot be written to {to or folder / 'report'}: {error.strerror}; choose another folder with --to")
-    console.print(str(page), soft_wrap=True, highlight=False)
-    if open_:
-        webbrowser.open(page.resolve().as_uri())
-    try:
+        page = writing.write(folder, where, command, watch)
+        console.print(str(page), soft_wrap=True, highlight=False)
+        if open_:
+            webbrowser.open(page.resolve().as_uri())
         while watch:
             time.sleep(watch)
-            writing.write(folder, to or folder / "report", command, watch)
+            writing.write(folder, where, command, watch)
+    except OSError as error:
+        stop(f"the report cannot be written to {where}: {error.strerror}; choose another folder with --to")
     except KeyboardInterrupt:
-        writing.write(folder, to or folder / "report", command)  # the last one does not refresh itself
+        writing.write(folder, where, command)  # the last one does not refresh itself
 
 
 @app.command()

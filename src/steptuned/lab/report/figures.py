@@ -48,7 +48,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
     """PNG, SVG and PDF, without dates, so that the same figure is the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = []
-    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "steptuned", "text.parse_math": False}):
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "steptuned"}):
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
         for suffix, metadata in ((".png", None), (".svg", {"Date": None}), (".pdf", {"CreationDate": None})):
             written.append(path.parent / f"{path.name}{suffix}")
@@ -63,8 +63,8 @@ def draw(name: str, outcomes: list[Outcome], results: Results, folder: Path, ste
 
 
 def brief(text: str, length: int = 70) -> str:
-    """Short enough for a picture."""
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    """Short enough for a picture, and nothing in it taken for mathematics."""
+    return (text if len(text) <= length else f"{text[: length - 1]}…").replace("$", r"\$")
 
 
 def safe_name(name: str) -> str:
@@ -181,7 +181,7 @@ def loss_test_gamma(name: str, outcomes: list[Outcome], results: Results) -> Fig
             curves(axis, outcome, results, _recorded(key), lambda r: r["bp"], labelled=key == "loss")
         logarithmic(axes[0])
         axes[0].set(ylabel="training loss J")
-        axes[0].set_title(f"{brief(f'{experiment.name}: {experiment.title}')}\n{size_of(experiment)}", fontsize=8)
+        axes[0].set_title(f"{brief(f'{experiment.name}: {experiment.title}', 90)}\n{size_of(experiment)}", fontsize=8)
         axes[0].legend(fontsize=6.5, frameon=False)
         axes[1].set(ylabel="test accuracy" if tested == "accuracy" else "test loss")
         if tested != "accuracy":
@@ -227,7 +227,7 @@ def instances(outcome: Outcome, results: Results) -> Figure:
             axis.plot(middle, i, "|", color=style_of(group, i)[0], markersize=18, markeredgewidth=2)
     labels = {group.entry.name: group.entry.label for group in outcome.groups}
     counts = {name: sum(v is not None for v in table[name]) for name in names}
-    axis.set_yticks(range(len(names)), [f"{labels[n]}\n{counts[n]} of {len(table[n])}" for n in names], fontsize=8)
+    axis.set_yticks(range(len(names)), [f"{brief(labels[n], 40)}\n{counts[n]} of {len(table[n])}" for n in names], fontsize=8)
     axis.invert_yaxis()
     within = outcome.experiment.selection.within
     axis.set(xscale="log", xlabel=f"iterations until J - J* < {within}" if soonest else "J at the end, mean of the seeds")

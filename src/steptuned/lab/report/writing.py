@@ -57,7 +57,8 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
     (report / "claims.json").write_text(json.dumps(judged, indent=1) + "\n")
     (report / "claims.md").write_text(tables.claims(judgements).markdown() + "\n")
     path = report / "index.html"
-    path.write_text(page)
+    path.with_suffix(".tmp").write_text(page)
+    path.with_suffix(".tmp").replace(path)  # whoever reloads it meanwhile sees the old one or the new one
     return path
 
 
