@@ -1,15 +1,18 @@
-"""The command, as a user types it, in processes of its own."""
+"""The command, as a user types it: in processes of its own where it works, in this one where it only speaks."""
 
 import csv
 import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pyarrow.parquet
 import pytest
 from conftest import on_real_data
+from typer.testing import CliRunner
 
+from steptuned.lab.cli import app
 from steptuned.lab.store import Store
 
 REAL = os.environ.get("STEPTUNED_DATA")
@@ -34,6 +37,11 @@ def steptuned(*arguments, **environment):
     command = [sys.executable, "-m", "steptuned.lab.cli", *map(str, arguments)]
     env = {**os.environ, "COLUMNS": "200", **environment}
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+
+def inside(*arguments):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +93,7 @@ def test_export_writes_every_record(results, tmp_path):
 
 
 def test_list_names_problems_methods_and_experiments():
-    said = steptuned("list").stdout
+    said = inside("list").stdout
     for name in (
         "regression",
         "digits",
@@ -103,7 +111,7 @@ def test_list_names_problems_methods_and_experiments():
 
 
 def test_figure_1_needs_no_run(tmp_path):
-    done = steptuned("reproduce", "figure-1", "--out", tmp_path)
+    done = inside("reproduce", "figure-1", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "figures" / "figure-1.png").exists()
     assert not (tmp_path / "runs").exists()
@@ -123,7 +131,7 @@ def test_figure_1_needs_no_run(tmp_path):
     ],
 )
 def test_a_mistake_gives_one_sentence_and_an_honest_exit_code(arguments, sentence, tmp_path):
-    done = steptuned(*arguments)
+    done = inside(*arguments)
     assert done.returncode == 1
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -131,15 +139,16 @@ def test_a_mistake_gives_one_sentence_and_an_honest_exit_code(arguments, sentenc
 
 def test_a_folder_that_cannot_be_made_is_said_so(tmp_path):
     (tmp_path / "file").write_text("")
-    done = steptuned("reproduce", "figure-1", "--out", tmp_path / "file" / "out")
+    done = inside("reproduce", "figure-1", "--out", tmp_path / "file" / "out")
     assert done.returncode == 1
     assert "choose another folder with --out" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["figure-6", "figure-4d", "table-2"])
-def test_without_data_an_experiment_on_images_says_how_to_get_them_and_makes_no_run(name, tmp_path):
+def test_without_data_an_experiment_on_images_says_how_to_get_them_and_makes_no_run(name, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
-    done = steptuned("reproduce", name, "--scale", "demo", "--out", tmp_path / "out", "--data", tmp_path / "empty")
+    monkeypatch.setenv("STEPTUNED_DATA", "elsewhere")
+    done = inside("reproduce", name, "--scale", "demo", "--out", tmp_path / "out", "--data", tmp_path / "empty")
     assert done.returncode == 1
     assert "steptuned data get" in done.stderr
     assert "Traceback" not in done.stderr
@@ -147,7 +156,7 @@ def test_without_data_an_experiment_on_images_says_how_to_get_them_and_makes_no_
 
 
 def test_data_status_tells_what_is_there(tmp_path):
-    done = steptuned("data", "status", "--data", tmp_path)
+    done = inside("data", "status", "--data", tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("cifar-10", "cifar-100", "mnist", str(tmp_path)):
         assert name in done.stdout
@@ -195,6 +204,6 @@ def test_an_experiment_on_the_real_images_from_the_command_to_the_page(tmp_path)
     "command", [[], ["reproduce"], ["run"], ["show"], ["export"], ["list"], ["results"], ["data"], ["data", "get"]]
 )
 def test_help_is_there(command):
-    done = steptuned(*command, "--help")
+    done = inside(*command, "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout

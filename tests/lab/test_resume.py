@@ -25,9 +25,9 @@ def _execute(folder):
 @pytest.mark.parametrize(
     ("spec", "kills"),
     [
-        ({"method": "step-tuned-sgd", "budget": 8000, "log_every": 7}, 8),
-        ({"method": "sgd", "budget": 8000, "log_every": 50}, 4),
-        ({"problem": "digits", "method": "step-tuned-sgd", "budget": 800, "log_every": 23}, 8),
+        ({"method": "step-tuned-sgd", "budget": 6000, "log_every": 7}, 6),
+        ({"method": "sgd", "budget": 6000, "log_every": 50}, 3),
+        ({"problem": "digits", "method": "step-tuned-sgd", "budget": 500, "log_every": 23}, 5),
     ],
     ids=["regression, two passes", "regression, one pass", "a network"],
 )
