@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/steptuned report demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
