@@ -22,6 +22,7 @@ import numpy as np
 import pooch
 import pytest
 import torch
+from conftest import on_real_data
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -29,9 +30,7 @@ from steptuned.lab.data import SETS, DataError, commands, fetch, fetching, folde
 from steptuned.lab.data.reading import read_cifar, read_idx
 from steptuned.lab.data.sets import DataSet, Download, File
 
-REAL = os.environ.get("STEPTUNED_DATA")
 LONG = np.random.default_rng(9).bytes(300_000)  # so that a download has a middle
-on_real_data = pytest.mark.skipif(not REAL, reason="STEPTUNED_DATA is not set: no official data to read")
 
 
 # ---------------------------------------------------------------------------------------------- small data sets
