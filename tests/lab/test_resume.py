@@ -51,35 +51,38 @@ def test_a_run_killed_again_and_again_ends_with_the_same_numbers(tmp_path, proce
     assert run.is_sound()
 
 
-def _execute_images(sets, data, folder):
-    small_data.use(sets, data, os.environ)
+class Doomed(Run):
+    """A run whose process is killed when it is about to write one checkpoint too many: a back-propagation beyond the last."""
+
+    def __init__(self, folder, checkpoints):
+        super().__init__(folder)
+        self.left = checkpoints
+
+    def save_checkpoint(self, checkpoint, log):
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= 1
+        super().save_checkpoint(checkpoint, log)
+
+
+def _execute_images(small, folder, checkpoints):
+    if small is not None:
+        small_data.use(*small, os.environ)
     torch.set_num_threads(1)
-    execute(Run(folder), {}, checkpoint_seconds=0.0)
+    execute(Doomed(folder, checkpoints), {}, checkpoint_seconds=0.0)
 
 
-def _kill_until_done(run, processes, target, arguments, kills):
-    """Returns in which pass over a mini-batch each killed process had written its last checkpoint."""
-    chance, passes = random.Random(2), []
-    while run.result() is None:
-        child = processes.Process(target=target, args=arguments)
+def _kill_until_done(run, processes, small, lives):
+    """Kill after so many checkpoints each time, then let it end. Returns in which pass over a mini-batch each kill struck."""
+    passes = []
+    for checkpoints in [*lives, -1]:
+        child = processes.Process(target=_execute_images, args=(small, run.folder, checkpoints))
         child.start()
-        begun = _checkpoint_time(run)
-        while child.is_alive() and _checkpoint_time(run) == begun:  # until it has come a little further
-            time.sleep(0.01)
-        if len(passes) < kills:
-            child.join(chance.uniform(0, 0.3))
-            if child.is_alive():
-                os.kill(child.pid, signal.SIGKILL)
-                child.join()
-                passes.append(torch.load(run.folder / "checkpoint.pt", weights_only=True)["driver"]["pass"])
         child.join()
-        assert child.exitcode in (0, -signal.SIGKILL)
+        assert child.exitcode == (0 if checkpoints < 0 else -signal.SIGKILL)
+        if checkpoints >= 0:
+            passes.append(torch.load(run.folder / "checkpoint.pt", weights_only=True)["driver"]["pass"])
     return passes
-
-
-def _checkpoint_time(run):
-    path = run.folder / "checkpoint.pt"
-    return path.stat().st_mtime_ns if path.exists() else None
 
 
 IMAGES = {
@@ -101,7 +104,7 @@ def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_wit
     undisturbed = folder_of(Store(tmp_path / "undisturbed"), make_spec(**IMAGES))
     execute(undisturbed, {})
     run = folder_of(Store(tmp_path / "disturbed"), make_spec(**IMAGES))
-    passes = _kill_until_done(run, processes, _execute_images, (*small, run.folder), kills=6)
+    passes = _kill_until_done(run, processes, small, lives=(1, 6, 12, 3, 8, 21))
     assert set(passes) == {0, 1}, "killed after the first pass and after the second"
     assert numbers(run) == numbers(undisturbed)
     assert run.is_sound()
@@ -113,7 +116,7 @@ def test_a_run_on_the_real_cifar_10_killed_again_and_again_ends_with_the_same_nu
     undisturbed = folder_of(Store(tmp_path / "undisturbed"), spec)
     execute(undisturbed, {})
     run = folder_of(Store(tmp_path / "disturbed"), spec)
-    assert len(_kill_until_done(run, processes, _execute, (run.folder,), kills=3)) == 3
+    assert set(_kill_until_done(run, processes, None, lives=(2, 5, 8))) == {0, 1}
     assert numbers(run) == numbers(undisturbed)
 
 
