@@ -11,8 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from compare import same
@@ -308,16 +306,6 @@ def test_an_error_in_the_middle_of_a_pass_leaves_nothing_pending_and_pairs_nothi
     for i in opt.passes():
         a.grad, b.grad = (None, torch.ones(2)) if i == 0 else (torch.full((2,), 9.0), torch.ones(2))
     assert opt.state[a]["G"].tolist() == [0.0, 0.0] if a in opt.state else True
-
-
-def test_sharded_parameters_are_refused_in_one_sentence(process_group):
-    mesh = init_device_mesh("cpu", (1,))
-    model = nn.Linear(4, 2)
-    fully_shard(model, mesh=mesh)
-    opt = StepTunedSGD(model.parameters(), lr=0.1)
-    model(torch.ones(3, 4)).sum().backward()
-    with pytest.raises(RuntimeError, match="does not support sharded parameters"):
-        opt.half_step()
 
 
 def test_an_optimizer_that_is_dropped_is_gone_at_once():

@@ -225,7 +225,7 @@ def test_after_loading_the_groups_share_one_gamma_again():
     saved["param_groups"] = [copy.deepcopy(group) for group in saved["param_groups"]]
     _, other = make()
     other.load_state_dict(saved)
-    assert all(other.param_groups[1][name] is other.param_groups[0][name] for name in ("gamma", "k", "tally", "square"))
+    assert all(other.param_groups[1][name] is other.param_groups[0][name] for name in ("gamma", "k", "tally", "streak"))
 
 
 def test_a_state_loaded_between_the_passes_replaces_the_pending_one():

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from steptuned.optim import sharded
 from steptuned.optim.arguments import check
 
 
@@ -33,6 +34,7 @@ class ArmijoGD(Optimizer):
         defaults = {"lr": lr, "slope": slope, "shrink": shrink, "max_backtracks": max_backtracks}
         check(**defaults)
         super().__init__(params, defaults)
+        sharded.refuse((p for group in self.param_groups for p in group["params"]), type(self).__name__, sharded=False)
         self.param_groups[0].update(evaluations=0, scale=0.0)
 
     @property

@@ -7,33 +7,47 @@ import torch
 from torch import Tensor
 
 from steptuned.optim.scaling import Scaling
+from steptuned.optim.sharded import Place, local
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Parameters of one group, device and precision, their gradients and, where they have one, their states."""
+    """Parameters of one group, device, precision and place, their gradients and, where they have one, their states.
+
+    Of sharded parameters and gradients these are the parts that this rank has; ``owners`` are the parameters as the user has them.
+    """
 
     group: dict[str, Any]
     in_chunks: bool
+    place: Place | None = None
+    owners: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
 
     def add(self, p: Tensor, g: Tensor, state: dict[str, Any]) -> None:
-        self.params.append(p)
-        self.grads.append(g)
+        self.owners.append(p)
+        self.params.append(local(p))
+        self.grads.append(local(g))
         self.states.append(state)
-        self.size += p.numel()
+        self.size += self.params[-1].numel()
 
     def split(self) -> tuple["Bucket", "Bucket"]:
         """The parameters that had a gradient in the first pass, and the others."""
         if all(state and state["held"] for state in self.states):
-            return self, Bucket(self.group, self.in_chunks)
-        parts = Bucket(self.group, self.in_chunks), Bucket(self.group, self.in_chunks)
-        for p, g, state in zip(self.params, self.grads, self.states, strict=True):
+            return self, self._empty()
+        parts = self._empty(), self._empty()
+        for p, g, state in zip(self.owners, self.grads, self.states, strict=True):
             parts[0 if state and state["held"] else 1].add(p, g, state)
         return parts
+
+    def _empty(self) -> "Bucket":
+        return Bucket(self.group, self.in_chunks, self.place)
+
+    def held(self, name: str) -> list[Tensor]:
+        """G, g0 or the displacement, what this rank has of them."""
+        return [local(state[name]) for state in self.states]
 
     @property
     def device(self) -> torch.device:

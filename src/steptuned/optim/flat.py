@@ -17,10 +17,9 @@ CHUNK = 1 << 18
 """Elements of a tensor that are worked on at a time: large enough to occupy two threads, small enough for the cache."""
 
 
-def first_pass(params: Tensors, grads: Tensors, step: Tensor) -> Tensor:
-    """theta_{k+1/2} = theta_k - step g0. Returns |g0|^2."""
+def first_pass(params: Tensors, grads: Tensors, step: Tensor) -> None:
+    """theta_{k+1/2} = theta_k - step g0."""
     add_scaled(params, grads, -step)
-    return square(grads)
 
 
 def second_pass(
@@ -33,8 +32,9 @@ def second_pass(
     beta: float,
     valid: Tensor | None,
 ) -> Tensor:
-    """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (1 - beta) (g1 - g0). Returns <G_k, direction>.
+    """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (1 - beta) (g1 - g0).
 
+    Returns <G_k, direction> and |direction|^2.
     Where g1 - g0 is not finite, or too large for its square to be, it counts as zero in G, and the inner product is nan. Where
     ``valid``, a 0-d truth value, is given and false, G stays as it was.
     """
@@ -50,20 +50,17 @@ def second_pass(
     else:
         share = torch.where(valid, 1 - beta, 0.0).to(G[0].dtype)
         torch._foreach_lerp_(G, dg, [share] * len(G))
-    return torch.where(finite, inner(G, direction), torch.nan)
+    return torch.stack((torch.where(finite, inner(G, direction), torch.nan), square(direction)))
 
 
-def first_pass_in_chunks(params: Tensors, grads: Tensors, g0: Tensors, step: Tensor, weight_decay: float) -> Tensor:
+def first_pass_in_chunks(params: Tensors, grads: Tensors, g0: Tensors, step: Tensor, weight_decay: float) -> None:
     """:func:`first_pass` with g0 = gradient + weight_decay theta_k, written into ``g0`` unless that is the gradient itself."""
     alpha = -step.item()
-    total = 0.0
     for p, grad, held in zip(params, grads, g0, strict=True):
         for p_, grad_, g0_ in zip(*(_chunks(t) for t in (p, grad, held)), strict=True):
             if held is not grad:
                 torch.add(grad_, p_, alpha=weight_decay, out=g0_)
             p_.add_(g0_, alpha=alpha)
-            total += torch.dot(g0_, g0_).item()
-    return torch.tensor(total, dtype=torch.float64)
 
 
 def second_pass_in_chunks(
@@ -77,7 +74,7 @@ def second_pass_in_chunks(
 ) -> Tensor:
     """:func:`second_pass` along g0, with g1 = gradient + weight_decay theta_{k+1/2}."""
     alpha = -step.item()
-    total = 0.0
+    along = square = 0.0
     scratch = torch.empty(2, CHUNK, dtype=G[0].dtype)
     for tensors in zip(params, grads, g0, G, strict=True):
         for p_, g1_, g0_, G_ in zip(*(_chunks(t) for t in tensors), strict=True):
@@ -87,9 +84,10 @@ def second_pass_in_chunks(
             p_.add_(g1_, alpha=alpha)
             if not math.isfinite(torch.dot(dg, dg).item()):
                 dg.zero_()
-                total = math.nan
-            total += torch.dot(G_.lerp_(dg, 1 - beta), g0_).item()
-    return torch.tensor(total, dtype=torch.float64)
+                along = math.nan
+            along += torch.dot(G_.lerp_(dg, 1 - beta), g0_).item()
+            square += torch.dot(g0_, g0_).item()
+    return torch.tensor((along, square), dtype=torch.float64)
 
 
 def add_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steptuned import rule
+from steptuned.optim import sharded
 from steptuned.optim.arguments import check, check_group
 
 Vector = Sequence[Tensor]
@@ -34,6 +35,7 @@ class GradientVariation(Optimizer):
         """Add a group, which may have its own ``lr``; its parameters have not moved yet."""
         check_group(param_group, self, self.defaults.keys() & {"nu", "bounds", "delta"})
         super().add_param_group(param_group)
+        sharded.refuse(self.param_groups[-1]["params"], type(self).__name__, sharded=False)
 
     @property
     def gamma(self) -> Tensor:

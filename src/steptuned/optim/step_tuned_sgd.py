@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steptuned import rule
-from steptuned.optim import flat
+from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import VALID, check, check_group, warn
 from steptuned.optim.bucket import Bucket, is_low_precision, owns_memory, precision
 from steptuned.optim.scaling import ROADS, Scalable, Scaling, all_or_nothing, road, take_scaling
@@ -31,7 +31,7 @@ STUCK = 1000
 OF_ALL_GROUPS = ("nu", "beta", "bounds", "delta", "decay_every", "max_grad_norm", "replay_rng")
 """Options that belong to gamma, of which there is one, and so must agree between parameter groups."""
 
-SCALARS = ("k", "gamma", "curvature", "square", "sound", "tally", "streak")
+SCALARS = ("k", "gamma", "curvature", "sound", "tally", "streak")
 """What the iteration carries on, as tensors that all parameter groups share."""
 
 
@@ -144,6 +144,7 @@ class StepTunedSGD(Scalable, Optimizer):
             "replay_rng": replay_rng,
         }
         check(**defaults)
+        sharded.refuse_private(type(self).__name__)
         defaults["bounds"] = tuple(bounds)
         self._start()
         super().__init__(params, defaults)
@@ -278,6 +279,8 @@ class StepTunedSGD(Scalable, Optimizer):
         check_group(param_group, self, OF_ALL_GROUPS)
         super().add_param_group(param_group)
         first, group = self.param_groups[0], self.param_groups[-1]
+        with all_or_nothing(self.param_groups.pop):
+            sharded.refuse(group["params"], type(self).__name__)
         if group is first:
             first.update(_fresh_scalars(self._home()))
             m, M = first["bounds"]
@@ -318,6 +321,15 @@ class StepTunedSGD(Scalable, Optimizer):
         def take(_: Optimizer, state_dict: dict[str, Any]) -> None:
             if any("gamma" not in group or "tally" not in group for group in state_dict["param_groups"]):
                 raise ValueError("this state_dict is not one of StepTunedSGD: its parameter groups have no gamma")
+            for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=False):  # torch says if they do not match
+                for key, p in zip(saved["params"], group["params"], strict=False):
+                    if not all(
+                        sharded.spread_alike(v, p) for v in state_dict["state"].get(key, {}).values() if isinstance(v, Tensor)
+                    ):
+                        raise ValueError(
+                            "this state_dict is spread over ranks in another way than the parameters: save and load it with "
+                            "torch.distributed.checkpoint, which reshards it"
+                        )
             taken.update(state_dict)
 
         hook = self.register_load_state_dict_pre_hook(take)  # the last one, so it sees what the others made of it
@@ -371,7 +383,7 @@ class StepTunedSGD(Scalable, Optimizer):
 
     @_disable_dynamo  # gathering is for Python; the arithmetic in flat.py is what compiles
     def _first(self, scaling: Scaling | None) -> None:
-        """theta_k to theta_{k+1/2}; keeps g0 and |dtheta|^2."""
+        """theta_k to theta_{k+1/2}; keeps g0."""
         self._refuse_pending("half_step()")
         self._settle()
         first = self.param_groups[0]
@@ -388,10 +400,9 @@ class StepTunedSGD(Scalable, Optimizer):
             group["step"].copy_(first["gamma"] * decay * lr)
             group["moved"].copy_(group["step"] * coefficient)
 
-        first["square"].zero_()
         with all_or_nothing(self.cancel):
             for bucket in buckets:
-                first["square"].add_(self._move(bucket, scaling).to(first["square"].device))
+                self._move(bucket, scaling)
         if scaling is None:
             first["sound"].fill_(True)
         else:
@@ -399,8 +410,8 @@ class StepTunedSGD(Scalable, Optimizer):
         for group in self.param_groups:
             group["pending"] = road(scaling)
 
-    def _move(self, bucket: Bucket, scaling: Scaling | None) -> Tensor:
-        """The first half step of a bucket's parameters. Takes their gradients over and returns their |dtheta|^2."""
+    def _move(self, bucket: Bucket, scaling: Scaling | None) -> None:
+        """The first half step of a bucket's parameters. Takes their gradients over."""
         params = bucket.params
         moved, weight_decay = bucket.group["moved"].to(bucket.device), bucket.group["weight_decay"]
         displacement: list[Tensor] = []
@@ -408,28 +419,23 @@ class StepTunedSGD(Scalable, Optimizer):
             g0 = [
                 g if not weight_decay and owns_memory(g) else torch.empty_like(p) for p, g in zip(params, bucket.grads, strict=True)
             ]
-            square = flat.first_pass_in_chunks(params, bucket.grads, g0, moved, weight_decay) * moved**2
+            flat.first_pass_in_chunks(params, bucket.grads, g0, moved, weight_decay)
         else:
             grads = bucket.gradient_of_J(scaling)
-            g0 = [g.clone() if g is p.grad and not owns_memory(g) else g for p, g in zip(params, grads, strict=True)]
-            if bucket.is_low_precision:
-                before = [p.clone() for p in params]
-                flat.first_pass(params, g0, moved)
-                displacement = [p.to(precision(p)) - b for p, b in zip(params, before, strict=True)]
-                square = flat.square(displacement)
-            else:
-                square = flat.first_pass(params, g0, moved) * moved**2
-        for i, (p, held, state) in enumerate(zip(params, g0, bucket.states, strict=True)):
+            g0 = [new.clone() if new is g and not owns_memory(g) else new for new, g in zip(grads, bucket.grads, strict=True)]
+            before = [p.clone() for p in params] if bucket.is_low_precision else []
+            flat.first_pass(params, g0, moved)
+            displacement = [p.to(precision(p)) - b for p, b in zip(params, before, strict=bool(before))]
+        for i, (p, g, held, state) in enumerate(zip(bucket.owners, bucket.grads, g0, bucket.states, strict=True)):
             if not state:
                 state = self.state[p] = _fresh_state(p)
-            state["g0"], state["held"] = held, 1
-            if displacement:
-                state["displacement"] = displacement[i]
-            if held is p.grad:
-                state["g0"] = held = held.detach()  # without the graph that create_graph=True leaves on it
+            if held is g:
+                held = held.detach()  # without the graph that create_graph=True leaves on it
                 self._versions.append((held, held._version))
+            state["g0"], state["held"] = sharded.as_part_of(p, held), 1
+            if displacement:
+                state["displacement"] = sharded.as_part_of(p, displacement[i])
             p.grad = None
-        return square
 
     @_disable_dynamo
     def _second(self, scaling: Scaling | None) -> None:
@@ -449,7 +455,7 @@ class StepTunedSGD(Scalable, Optimizer):
         first = self.param_groups[0]
         valid = None if scaling is None else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
 
-        curvature = torch.zeros_like(first["gamma"])
+        shares = _Shares(first["gamma"].new_zeros(2))
         measured: set[int] = set()
         with all_or_nothing(self.cancel):
             for bucket in buckets:
@@ -458,51 +464,54 @@ class StepTunedSGD(Scalable, Optimizer):
                 if single.params:
                     flat.add_scaled(single.params, single.gradient_of_J(scaling), -step)
                 if paired.params:
-                    curvature += self._measure(paired, step, scaling, valid).to(curvature.device)
+                    shares.add(paired.place, self._measure(paired, step, scaling, valid))
                     measured.update(map(id, paired.states))
-            curvature += self._measure_the_rest(measured, valid)
-        self._tune(curvature, valid)
+            self._measure_the_rest(measured, valid, shares)
+            curvature, square = sharded.reduce(shares, self._params())
+        self._tune(curvature, square, valid)
         self.cancel()
         if first["gamma"].device.type == "cpu":
             self._warn_if_stuck()
 
     def _measure(self, bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
-        """The second half step of a bucket's parameters, which have g0, and their share of <G, dtheta>."""
+        """The second half step of a bucket's parameters, which have g0, and their share of <G, dtheta> and |dtheta|^2."""
         group, params = bucket.group, bucket.params
-        g0, G = ([state[name] for state in bucket.states] for name in ("g0", "G"))
+        g0, G = bucket.held("g0"), bucket.held("G")
+        moved = group["moved"].to(bucket.device)
+        along_g0 = torch.stack((-moved, moved**2))
         if bucket.in_chunks:
-            share = flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"])
-            return -share * group["moved"]
+            return along_g0 * flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"])
         valid = None if valid is None else valid.to(bucket.device)
         grads = bucket.gradient_of_J(scaling)
         if bucket.is_low_precision:
-            displacement = [state["displacement"] for state in bucket.states]
-            return flat.second_pass(params, grads, g0, G, displacement, step, group["beta"], valid)
-        share = flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid)
-        return -share * group["moved"].to(bucket.device)
+            return flat.second_pass(params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid)
+        return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid)
 
-    def _measure_the_rest(self, measured: set[int], valid: Tensor | None) -> Tensor:
+    def _measure_the_rest(self, measured: set[int], valid: Tensor | None, shares: "_Shares") -> None:
         """The same for parameters that lack a gradient: dg is zero, so their part of G fades."""
-        first = self.param_groups[0]
-        curvature = torch.zeros_like(first["gamma"])
         if len(measured) == len(self.state):
-            return curvature
+            return
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state.get(p)
                 if not state or id(state) in measured:
                     continue
-                flat.fade(state["G"], first["beta"], None if valid is None else valid.to(p.device))
+                G = sharded.local(state["G"])
+                flat.fade(G, group["beta"], None if valid is None else valid.to(p.device))
                 if state["held"]:
-                    displacement = state["displacement"] if is_low_precision(p) else state["g0"] * -group["moved"].to(p.device)
-                    curvature += flat.inner([state["G"]], [displacement]).to(curvature.device)
-        return curvature
+                    displacement = (
+                        sharded.local(state["displacement"])
+                        if is_low_precision(p)
+                        else sharded.local(state["g0"]) * -group["moved"].to(p.device)
+                    )
+                    share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
+                    shares.add(sharded.place(p), share)
 
-    def _tune(self, curvature: Tensor, valid: Tensor | None) -> None:
+    def _tune(self, curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
         """gamma_{k+1}, unless the measurement is not finite or the iteration not valid; and the counts."""
         group = self.param_groups[0]
         m, M = group["bounds"]
-        k, square, streak = group["k"], group["square"], group["streak"]
+        k, streak = group["k"], group["streak"]
         curvature = curvature * rule.debias(group["beta"], k.to(curvature.dtype))
         fine = torch.isfinite(curvature) & torch.isfinite(square)
         if valid is not None:
@@ -537,7 +546,7 @@ class StepTunedSGD(Scalable, Optimizer):
         for i, group in enumerate(self.param_groups):
             plain = scaling is None and not group["maximize"] and group["foreach"] is not True
             for p in group["params"]:
-                g = p.grad
+                g = sharded.gradient(p)
                 if g is None:
                     continue
                 if g.layout is not torch.strided:
@@ -547,12 +556,11 @@ class StepTunedSGD(Scalable, Optimizer):
                 state = self.state.get(p, {})
                 if state:
                     _keep_up(state, p)
-                else:
-                    _refuse_sharded(p)
-                in_chunks = plain and p.numel() >= LARGE and _fits_chunks(p, g, state)
-                key = (i, p.device, p.dtype, in_chunks)
+                in_chunks = plain and _fits_chunks(p, g, state)
+                place = sharded.place(p)
+                key = (i, p.device, p.dtype, in_chunks, place)
                 if key not in filling:
-                    filling[key] = Bucket(group, in_chunks)
+                    filling[key] = Bucket(group, in_chunks, place)
                 bucket = filling[key]
                 bucket.add(p, g, state)
                 if group["foreach"] is False or bucket.size >= FULL:
@@ -567,9 +575,14 @@ class StepTunedSGD(Scalable, Optimizer):
         limit = self.param_groups[0]["max_grad_norm"]
         if limit is None or not buckets:
             return 1.0
-        home = self.param_groups[0]["gamma"].device
-        norm = torch.stack([flat.square(bucket.gradient_of_J(scaling)).to(home) for bucket in buckets]).sum().sqrt()
+        shares = _Shares(self.param_groups[0]["gamma"].new_zeros(()))
+        for bucket in buckets:
+            shares.add(bucket.place, flat.square(bucket.gradient_of_J(scaling)))
+        norm = sharded.reduce(shares, self._params()).sqrt()
         return (limit / (norm + 1e-6)).clamp(max=1.0)
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _warn_low_precision(self, dtype: torch.dtype) -> None:
         if "low precision" not in self._warned:
@@ -578,6 +591,17 @@ class StepTunedSGD(Scalable, Optimizer):
                 f"parameters are {dtype}: steps smaller than their rounding are lost, and the curvature measured from the rest "
                 "is noisy; float32 parameters under autocast train better"
             )
+
+
+class _Shares(dict[sharded.Place | None, Tensor]):
+    """This rank's shares of sums over the parameters, for each place where parameters lie."""
+
+    def __init__(self, zeros: Tensor) -> None:
+        super().__init__({None: zeros})
+
+    def add(self, place: sharded.Place | None, share: Tensor) -> None:
+        share = share.to(self[None].device)
+        self[place] = self[place] + share if place in self else share
 
 
 class HalfStep(Scalable):
@@ -611,18 +635,14 @@ def _keep_up(state: dict[str, Any], p: Tensor) -> None:
         state["G"] = G.to(p.device, precision(p))
 
 
-def _refuse_sharded(p: Tensor) -> None:
-    if hasattr(p, "placements") or getattr(p, "_fsdp_flattened", False) or type(p).__name__ == "FlatParameter":
-        raise RuntimeError(
-            "StepTunedSGD does not support sharded parameters (FSDP, DTensor): every rank would have a gamma of its own"
-        )
-
-
 def _fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
-    """Whether this parameter can be worked on in chunks of flat memory."""
-    if p.device.type != "cpu" or p.dtype != g.dtype or is_low_precision(p) or type(p) not in (Tensor, torch.nn.Parameter):
+    """Whether this parameter, or this rank's part of it, can be worked on in chunks of flat memory."""
+    if p.numel() < LARGE or p.device.type != "cpu" or p.dtype != g.dtype or is_low_precision(p):
         return False
-    return flat.same_layout(p, g, *(state[name] for name in ("G", "g0") if state and state[name] is not None))
+    parts = [sharded.local(t) for t in (p, g, *(state[name] for name in ("G", "g0") if state and state[name] is not None))]
+    if type(parts[0]) not in (Tensor, torch.nn.Parameter):
+        return False
+    return parts[0].numel() >= LARGE and flat.same_layout(*parts)
 
 
 def _fresh_state(p: Tensor) -> dict[str, Any]:
@@ -637,7 +657,6 @@ def _fresh_scalars(device: torch.device) -> dict[str, Tensor]:
         "k": none,
         "gamma": one,
         "curvature": torch.full_like(one, torch.nan),
-        "square": torch.zeros_like(one),
         "sound": torch.ones_like(one, dtype=torch.bool),
         "tally": none.repeat(4),  # iterations with negative curvature, at the lower bound, at the upper bound, ignored
         "streak": none.clone(),  # iterations in a row at the upper bound; negative: at the lower bound

@@ -1,0 +1,132 @@
+"""Parameters that lie in shards on several ranks (DTensor: FSDP2, tensor parallelism).
+
+All arithmetic is done on what this rank has of a tensor. Only sums over all parameters need the other ranks: they are reduced
+by DTensor itself, once for each mesh.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+PRIVATE = {
+    "torch.distributed.optim.zero_redundancy_optimizer": "ZeroRedundancyOptimizer",
+    "fairscale.optim.oss": "OSS",
+}
+"""Modules of wrappers that make, on every rank, an optimizer of its own for some of the parameters."""
+
+
+class Place(NamedTuple):
+    """Over which ranks a tensor is spread."""
+
+    mesh: Any
+    sharded: tuple[bool, ...]
+    """For every dimension of the mesh: whether the ranks along it have different parts of the tensor, or the same."""
+
+
+def is_dtensor(t: Tensor) -> bool:
+    return type(t) not in (Tensor, torch.nn.Parameter) and hasattr(t, "device_mesh")
+
+
+def local(t: Tensor) -> Tensor:
+    """What this rank has of a tensor: the memory itself, not a copy."""
+    if not is_dtensor(t):
+        return t
+    part = t.to_local()  # type: ignore[attr-defined]
+    return part.wait() if hasattr(part, "wait") else part  # a collective may still be on its way to it
+
+
+def as_part_of(p: Tensor, part: Tensor) -> Tensor:
+    """A tensor spread as ``p`` is, of which this rank has ``part``."""
+    if not is_dtensor(p):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
+def gradient(p: Tensor) -> Tensor | None:
+    """The gradient, spread as its parameter is: tensor parallelism can leave it as parts that are still to be added up."""
+    g = p.grad
+    if g is not None and is_dtensor(p) and g.placements != p.placements:  # type: ignore[attr-defined]
+        return g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
+    return g
+
+
+def place(p: Tensor) -> Place | None:
+    """Where a parameter lies; None if this rank has all of it."""
+    if not is_dtensor(p):
+        return None
+    found = Place(p.device_mesh, tuple(not each.is_replicate() for each in p.placements))  # type: ignore[attr-defined]
+    return found if any(found.sharded) else None
+
+
+def spread_alike(t: Tensor, p: Tensor) -> bool:
+    """Whether each rank has the same part of both."""
+    if not (is_dtensor(t) or is_dtensor(p)):
+        return True
+    return is_dtensor(t) and is_dtensor(p) and (t.device_mesh, t.placements) == (p.device_mesh, p.placements)  # type: ignore[attr-defined]
+
+
+def reduce(shares: dict[Place | None, Tensor], params: Iterable[Tensor]) -> Tensor:
+    """Sums over all parameters, from this rank's share of those at each place.
+
+    One collective for each mesh on which any parameter of the optimizer is sharded, whether or not it has a gradient now, so that
+    all ranks make the same ones. Where tensors are sharded along several dimensions of a mesh it is one for each, unless these
+    were flattened: DTensor says how. Along a dimension where some tensors are sharded
+    and others replicated, the first rank counts the latter.
+    """
+    total = shares[None]
+    along: dict[Any, list[bool]] = {}
+    for p in params:
+        found = place(p)
+        if found is not None:
+            before = along.get(found.mesh, [False] * len(found.sharded))
+            along[found.mesh] = [a or b for a, b in zip(before, found.sharded, strict=True)]
+    for mesh, dims in along.items():
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        mine = torch.zeros_like(total)
+        for found, share in shares.items():
+            if found is not None and found.mesh == mesh:
+                spare = [d and not s for d, s in zip(dims, found.sharded, strict=True)]
+                if not any(s and c for s, c in zip(spare, mesh.get_coordinate(), strict=True)):
+                    mine += share
+        placements = [Partial() if d else Replicate() for d in dims]
+        total = total + DTensor.from_local(mine.to(mesh.device_type), mesh, placements, run_check=False).full_tensor().to(
+            total.device
+        )
+    return total
+
+
+def refuse(params: Iterable[Tensor], name: str, sharded: bool = True) -> None:
+    """Raise an error for parameters of which this rank would measure a gamma of its own; if asked, for all that are sharded."""
+    for p in params:
+        if getattr(p, "_fsdp_flattened", False) or type(p).__name__ == "FlatParameter":
+            raise ValueError(
+                f"{name} does not support FullyShardedDataParallel (FSDP1), whose shards do not tell of what they are part: "
+                "use fully_shard() instead"
+            )
+        if is_dtensor(p) and not sharded:
+            raise ValueError(f"{name} does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does")
+        if is_dtensor(p) and p.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"{name} got a parameter on a mesh that this rank is not in, so it would not know the curvature there: "
+                "put all parameters on meshes of all ranks"
+            )
+
+
+def refuse_private(name: str) -> None:
+    """Raise an error if a wrapper is making an optimizer for some of the parameters only."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        wrapper = PRIVATE.get(frame.f_globals.get("__name__", ""))
+        if wrapper is not None:
+            raise ValueError(
+                f"{name} does not support {wrapper}, which gives every rank some of the parameters and an optimizer of its own, "
+                "so that gamma would differ between them: use fully_shard() instead, which shards the optimizer's state too"
+            )
