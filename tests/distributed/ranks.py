@@ -257,16 +257,11 @@ def tensor(folder):
     return walk(model, make_optimizer(model), 15, part=(0, 1))
 
 
-def tensor_and_fsdp(folder, flattened=False):
+def tensor_and_fsdp(folder):
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
-    if flattened:
-        mesh._flatten()
+    mesh._flatten()  # as DTensor advises: sums over both dimensions are one collective then
     model = sharded(tensor_parallel(Network((6, 8, 8, 3)), mesh["tensor"]), mesh["data"])
     return walk(model, make_optimizer(model), 15, part=(mesh.get_local_rank("data"), mesh.size(0)))
-
-
-def tensor_and_fsdp_flattened(folder):
-    return tensor_and_fsdp(folder, flattened=True)
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints

@@ -15,7 +15,7 @@ ON_TWO = (
     "ddp ddp_with_views ddp_clipped accumulated fsdp fsdp_clipped fsdp_wide fsdp_low_precision fsdp_holes fsdp_scaled "
     "tensor checkpointed refusals"
 )
-ON_FOUR = "ddp fsdp fsdp_clipped fsdp_replicated fsdp_mixed fsdp_scaled tensor tensor_and_fsdp tensor_and_fsdp_flattened resumed"
+ON_FOUR = "ddp fsdp fsdp_clipped fsdp_replicated fsdp_mixed fsdp_scaled tensor tensor_and_fsdp resumed"
 
 
 def torchrun(number, folder, *names):
@@ -143,15 +143,11 @@ def test_tensor_parallel_parameters(results, number):
     assert all(counts == [0, 1] for counts in found[0]["collectives"])
 
 
-@pytest.mark.parametrize(("name", "collectives"), [("tensor_and_fsdp", 3), ("tensor_and_fsdp_flattened", 2)])
-def test_tensor_parallel_and_fully_shard_together(results, name, collectives):
-    """A mesh of two dimensions along which tensors are sharded: two collectives, or one if the user has flattened them.
-
-    One more for the last layer, which is not tensor-parallel and so lies on a mesh of its own.
-    """
-    found = results(name, 4)
+def test_tensor_parallel_and_fully_shard_together(results):
+    """The last layer is not tensor-parallel, so it lies on a mesh of its own."""
+    found = results("tensor_and_fsdp", 4)
     assert_same_way(found, alone(sizes=(6, 8, 8, 3)))
-    assert all(counts == [0, collectives] for counts in found[0]["collectives"])
+    assert all(counts == [0, 2] for counts in found[0]["collectives"])
 
 
 @pytest.fixture(scope="module")
