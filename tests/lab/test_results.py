@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from test_timing import made_up
 
+from steptuned.lab.engine import How, Local
 from steptuned.lab.experiment import load_all
 from steptuned.lab.report import figures, results, tables
 from steptuned.lab.store import Store
@@ -109,7 +110,7 @@ def test_a_figure_of_panels_has_a_column_for_each_and_says_its_scale_and_size(ex
 
 def test_a_sweep_says_how_long_each_problem_will_take(experiments, tmp_path):
     console = Console(record=True, width=200)
-    sweep = Sweep(tmp_path / "out", 1, console)
+    sweep = Sweep(tmp_path / "out", Local(1, How()), console)
     for experiment in load_all(experiments, "demo"):
         sweep.announce(experiment)
     said = console.export_text()

@@ -8,6 +8,7 @@ from conftest import make_spec
 from rich.console import Console
 from test_store import numbers
 
+from steptuned.lab.engine import How, Local
 from steptuned.lab.experiment import load
 from steptuned.lab.problems.regression import Regression
 from steptuned.lab.run import execute, folder_of
@@ -41,9 +42,9 @@ def experiment(tmp_path):
 
 @pytest.fixture
 def sweep(tmp_path):
-    sweep = Sweep(tmp_path / "out", 2, Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    sweep = Sweep(tmp_path / "out", Local(2, How()), Console(file=open(os.devnull, "w")))  # noqa: SIM115
     yield sweep
-    sweep._executor(2).shutdown(kill_workers=True)
+    sweep.engine.stop()
     sweep.console.file.close()
 
 
@@ -98,7 +99,7 @@ class Deadly(Regression):
 @pytest.mark.parametrize("columns", [13, 7, 5], ids=["always", "once", "an exception"])
 def test_a_worker_that_dies_is_tried_again_and_the_others_go_on(sweep, tmp_path, monkeypatch, columns):
     monkeypatch.setenv("STEPTUNED_TEST_FOLDER", str(tmp_path))
-    monkeypatch.setattr("steptuned.lab.sweep.work", deadly_work)
+    monkeypatch.setattr("steptuned.lab.engine.work", deadly_work)
     specs = [make_spec(budget=100, seed=seed) for seed in range(4)]
     specs.insert(1, make_spec(budget=100, options={"columns": columns}))
     sweep._stage("test", specs)
@@ -116,7 +117,7 @@ def test_a_worker_that_dies_is_tried_again_and_the_others_go_on(sweep, tmp_path,
 
 def deadly_work(*arguments):
     from steptuned.lab import problems
-    from steptuned.lab.sweep import work
+    from steptuned.lab.engine import work
 
     problems.PROBLEMS["regression"] = Deadly
     return work(*arguments)

@@ -19,6 +19,7 @@ import typer
 from rich.table import Table
 
 from steptuned.lab.data import DataError, commands
+from steptuned.lab.engine import Engine, EngineError, How, Local
 from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, load_all, panels_of, paper_experiments
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
@@ -56,6 +57,14 @@ JobsOption = Annotated[
         min=1, help="Runs at the same time; torch's threads are divided among them. By default a run a core, or one on a GPU."
     ),
 ]
+DaskOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Run on the Dask cluster of this scheduler, whose workers see the folder [bold]--out[/] and have one thread each; "
+        "[bold]local:N[/]: on N workers here.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, mps, or auto: an accelerator if there is one.")]
 OutOption = Annotated[Path, typer.Option(help="Folder of the runs and figures. The same folder again: only what is new is run.")]
 Names = Annotated[list[str], typer.Argument(help="Experiments by name, or [bold]all[/]; see [bold]steptuned list[/].")]
@@ -72,6 +81,7 @@ def reproduce(
     names: Names,
     scale: ScaleOption = Scale.small,
     jobs: JobsOption = None,
+    dask: DaskOption = None,
     device: DeviceOption = "auto",
     out: OutOption = Path("results"),
     data: DataOption = None,
@@ -99,10 +109,10 @@ def reproduce(
         if name not in (ILLUSTRATION, WALL_CLOCK)
     }
     _find_data(data)
-    sweep = _sweep(figures, out, jobs, device, checkpoint_seconds, tensorboard)
+    sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard), console)
     _run(_with_autocast(figures, autocast), ILLUSTRATION in chosen, sweep)
     if WALL_CLOCK in chosen:
-        _time(out, scale.value, sweep.device, "bfloat16" if autocast else "float32")
+        _time(out, scale.value, sweep.engine.how.device, "bfloat16" if autocast else "float32")
 
 
 @app.command()
@@ -110,6 +120,7 @@ def run(
     files: Files,
     scale: ScaleOption = Scale.paper,
     jobs: JobsOption = None,
+    dask: DaskOption = None,
     device: DeviceOption = "auto",
     out: OutOption = Path("results"),
     data: DataOption = None,
@@ -120,7 +131,7 @@ def run(
     """Run experiments of your own, each defined in a TOML file, and draw their figures."""
     figures = {path.stem: _load(path, scale) for path in files}
     _find_data(data)
-    sweep = _sweep(figures, out, jobs, device, checkpoint_seconds, tensorboard)
+    sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard), console)
     _run(_with_autocast(figures, autocast), False, sweep)
 
 
@@ -334,6 +345,8 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
         errors.print(f"[yellow]{str(stopped) or 'stopped'}; nothing is lost. Go on with:[/] {shlex.join(_command())}")
         sys.stdout.flush()
         os._exit(130)  # every run can be killed, so there is nothing to wait for
+    except EngineError as error:
+        stop(f"{error}. Nothing is lost; go on with: {shlex.join(_command())}")
     for outcome in outcomes:
         console.print(*(table.for_terminal() for table in tables.summary(outcome, sweep.results)), "")
     if written:
@@ -342,21 +355,31 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
         stop(f"{len(sweep.failed)} runs failed; see failed.json in their folders under {sweep.store.folder}")
 
 
-def _sweep(
+def _engine(
     asked: dict[str, list[Experiment]],
-    out: Path,
     jobs: int | None,
+    dask: str | None,
     device: str,
     checkpoint_seconds: float,
     tensorboard: Path | None,
-) -> Sweep:
+) -> Engine:
     where = _device(device)
     double = {e.problem for experiments in asked.values() for e in experiments if PROBLEMS[e.problem].double}
     if where == "mps" and double:
         if device != "auto":
             stop(f"{', '.join(sorted(double))} computes in double precision, which mps has not; use --device cpu")
         where = "cpu"
-    return Sweep(out, jobs or (CORES if where == "cpu" else 1), console, where, checkpoint_seconds, _tensorboard(tensorboard))
+    how = How(where, checkpoint_seconds, _tensorboard(tensorboard))
+    if dask is None:
+        return Local(jobs or (CORES if where == "cpu" else 1), how)
+    if jobs is not None:
+        stop("--jobs and --dask cannot be given together: a cluster makes as many runs at the same time as it has workers")
+    from steptuned.lab import cluster
+
+    try:
+        return cluster.connect(dask, how)
+    except EngineError as error:
+        stop(str(error))
 
 
 def _tensorboard(folder: Path | None) -> Path | None:

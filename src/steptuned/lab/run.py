@@ -1,5 +1,6 @@
 """One run, from its spec to its log. Killed at any moment and started again, it ends with the very same numbers."""
 
+import functools
 import math
 import os
 import platform
@@ -60,6 +61,7 @@ def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: fl
         noise.rewind()
         done, seconds, next_record = checkpoint["done"], checkpoint["seconds"], checkpoint["next record"]
 
+    begun_at = done
     log = Log(run.log_path)
     live = None if tensorboard is None else _Live(tensorboard / run.folder.name, next_record)
     started = saved = time.monotonic()
@@ -90,6 +92,8 @@ def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: fl
                     "next record": next_record,
                 }
                 run.save_checkpoint(state, log)
+                if done > begun_at:
+                    run.forget_deaths()
                 saved = time.monotonic()
                 seconds, started = seconds + now - started, saved
             driver.advance()
@@ -139,6 +143,7 @@ def environment_now(device: str, threads: int) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _commit() -> str | None:
     """The commit of the checkout that the package lies in, if it lies in one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
@@ -149,6 +154,7 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
+@functools.cache
 def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

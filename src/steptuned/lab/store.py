@@ -6,7 +6,7 @@
     checkpoint.pt      where to go on, with the log's length at that moment
     result.json        written last: how the run ended, with length and checksum of the log
     failed.json        why it was given up
-    running.json       by which process it is being run
+    running.json       by which process it is being run, and how many processes died at it before
     lock               held by that process
 
 Beside the runs, `experiments` keeps what was asked for: one file a figure and scale.
@@ -18,8 +18,9 @@ had written beyond it, half a line included, is not seen again.
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,15 @@ from steptuned.lab.spec import RunSpec
 Status = Literal["finished", "diverged", "failed", "running", "unfinished", "not begun", "corrupt"]
 
 COMPLETE: tuple[Status, ...] = ("finished", "diverged")
+ENDED: tuple[Status, ...] = (*COMPLETE, "failed")
+TRIES = 3
+
+
+class Died(Exception):  # noqa: N818 - a word for what happened
+    """So many processes died at a run, without bringing it any further, that it is not begun again."""
+
+    def __init__(self) -> None:
+        super().__init__(f"its process died {TRIES} times")
 
 
 class Run:
@@ -39,6 +49,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log_path = folder / "log.jsonl"
+        self._deaths = 0
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -120,13 +131,39 @@ class Run:
 
     @contextmanager
     def claim(self, environment: dict[str, Any]) -> Iterator[None]:
-        """Be the one process that writes this run; another one that wants to waits."""
+        """Be the one process that writes this run; another one that wants to waits. Raises :class:`Died` after too many deaths."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(self.folder / "lock"):
-            write_json(self.folder / "running.json", {"pid": os.getpid()})
-            self._keep_environment(environment)
-            yield
-            (self.folder / "running.json").unlink(missing_ok=True)
+            before = self.claimant()
+            self._deaths = 0 if before is None else before.get("deaths", 0) + 1
+            try:
+                if self._deaths >= TRIES and self.result() is None:
+                    raise Died
+                self._say_running()
+                self._keep_environment(environment)
+                yield
+            finally:
+                (self.folder / "running.json").unlink(missing_ok=True)
+
+    def _say_running(self) -> None:
+        write_json(self.folder / "running.json", {"host": socket.gethostname(), "pid": os.getpid(), "deaths": self._deaths})
+
+    def claimant(self) -> dict[str, Any] | None:
+        """The process that is at it, or that died at it."""
+        claimant = self.read("running.json")
+        return claimant if isinstance(claimant, dict) else None
+
+    def forget_deaths(self) -> None:
+        """For the process that is at it, when it has come further than those before it."""
+        if self._deaths:
+            self._deaths = 0
+            self._say_running()
+
+    def forgive(self) -> None:
+        """Forget deaths and failures of the past, unless some process is at it just now."""
+        with suppress(filelock.Timeout), filelock.FileLock(self.folder / "lock", blocking=False):
+            for name in ("running.json", "failed.json"):
+                (self.folder / name).unlink(missing_ok=True)
 
     def _keep_environment(self, environment: dict[str, Any]) -> None:
         """The first one; where a run goes on in another, in which its numbers may differ, that one too."""

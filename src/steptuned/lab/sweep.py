@@ -1,16 +1,12 @@
-"""Many runs: grid first, then the winners; in parallel, skipping what is done, surviving workers that die."""
+"""Many runs: grid first, then the winners; skipping what is done, by an engine that survives workers that die."""
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from joblib.externals.loky import get_reusable_executor
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,20 +20,21 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from steptuned.lab.engine import Engine, ignore_interrupts
 from steptuned.lab.experiment import Experiment, Outcome, stages
 from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Problem
-from steptuned.lab.run import CHECKPOINT_SECONDS, environment_now, execute, folder_of, name_of
+from steptuned.lab.run import folder_of, name_of
 from steptuned.lab.spec import RunSpec
-from steptuned.lab.store import COMPLETE, Run, Status, Store
+from steptuned.lab.store import Run, Store
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
     """The sweep was stopped by the user; nothing that was computed is lost."""
 
-    def __init__(self, done: int, total: int) -> None:
-        super().__init__(f"stopped with {done} of {total} runs of this stage done")
+    def __init__(self, done: int, total: int, remark: str) -> None:
+        super().__init__(f"stopped with {done} of {total} runs of this stage done{remark}")
 
 
 class Results:
@@ -90,24 +87,13 @@ class Forgiving(Results):
 
 
 class Sweep:
-    """Runs experiments on this machine."""
+    """Runs experiments."""
 
-    def __init__(
-        self,
-        folder: Path,
-        jobs: int,
-        console: Console,
-        device: str = "cpu",
-        checkpoint_seconds: float = CHECKPOINT_SECONDS,
-        tensorboard: Path | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, engine: Engine, console: Console) -> None:
         self.folder = folder
         self.store = Store(folder)
         self.results = Results(self.store)
-        self.jobs, self.console, self.device = jobs, console, device
-        self.checkpoint_seconds, self.tensorboard = checkpoint_seconds, tensorboard
-        self.threads = max(1, (os.cpu_count() or 1) // jobs)
-        self.environment = environment_now(device, self.threads)
+        self.engine, self.console = engine, console
         self.failed: list[Run] = []
 
     def run(self, experiment: Experiment) -> Outcome:
@@ -124,13 +110,13 @@ class Sweep:
 
     def announce(self, experiment: Experiment) -> None:
         """Print how many runs there are and about how long they take."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        runs, seconds = estimate(experiment, self.device)
+        jobs, how, threads = self.engine.jobs, self.engine.how, torch.get_num_threads()
+        torch.set_num_threads(how.threads or threads)
+        runs, seconds = estimate(experiment, how.device)
         torch.set_num_threads(threads)
         self.console.print(
             f"[bold]{experiment.name}[/] ({experiment.scale}): {experiment.title}\n"
-            f"  at most {runs} runs, about {duration(seconds / self.jobs)} with {self.jobs} job{'s' * (self.jobs > 1)}; "
+            f"  at most {runs} runs, about {duration(seconds / jobs)} with {jobs} job{'s' * (jobs > 1)}; "
             f"what is done already is not run again"
         )
 
@@ -140,61 +126,34 @@ class Sweep:
         if not missing:
             return
         for run in missing:
-            if run.was_interrupted():
-                (run.folder / "running.json").unlink(missing_ok=True)
+            run.forgive()
         with self._progress() as progress:
             task = progress.add_task(title, total=len(runs), completed=len(runs) - len(missing), loss="")
             try:
-                self._work(missing, progress, task)
+                for news in self.engine.process(list(missing)):
+                    if isinstance(news, Run):
+                        missing.remove(news)
+                        self._judge(news)
+                        progress.update(task, advance=1, loss=self._losses(missing))
+                    else:
+                        progress.update(task, loss=news or self._losses(missing))
             except KeyboardInterrupt:
-                _ignore_interrupts()  # the user may press it twice
-                self._executor(self.jobs).shutdown(wait=False, kill_workers=True)
+                ignore_interrupts()  # the user may press it twice
+                remark = self.engine.stop()
                 done = sum(run.result() is not None for run in runs.values())
-                raise Interrupted(done, len(runs)) from None
+                raise Interrupted(done, len(runs), remark) from None
 
-    def _work(self, runs: list[Run], progress: Progress, task: Any) -> None:
-        """Run them all. Those whose process died are tried once more, each alone; who dies again has failed."""
-        before = progress.tasks[task].completed
-        total = len(runs)
-        while runs:
-            suspects = self._pool(runs, self.jobs, progress, task)
-            for run in suspects:
-                if self._pool([run], 1, progress, task):
-                    self._give_up(run, "its process died twice")
-            runs = [run for run in runs if run.status() not in (*COMPLETE, "failed")]
-            progress.update(task, completed=before + total - len(runs))
+    def _judge(self, run: Run) -> None:
+        failure = None if run.result() else run.failure()
+        if failure is not None:
+            self.failed.append(run)
+            self.console.print(f"[red]failed:[/] {run.folder.name}: {failure['reason']}")
 
-    def _pool(self, runs: list[Run], jobs: int, progress: Progress, task: Any) -> list[Run]:
-        """Run in parallel until all is done or a process dies. Returns the runs that may have killed it."""
-        executor = self._executor(jobs)
-        arguments = (self.environment, self.device, self.threads, self.checkpoint_seconds, self.tensorboard)
-        futures: dict[Future[tuple[Status, str]], Run] = {executor.submit(work, run.folder, *arguments): run for run in runs}
-        pending = set(futures)
-        try:
-            while pending:
-                finished, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    status, reason = future.result()
-                    if status == "failed":
-                        self._give_up(futures[future], reason)
-                    progress.advance(task)
-                self._show_losses([futures[future] for future in pending if future.running()], progress, task)
-        except BrokenProcessPool:
-            return [run for run in runs if run.was_interrupted()]
-        return []
-
-    def _executor(self, jobs: int) -> Any:
-        return get_reusable_executor(max_workers=jobs, timeout=300, initializer=_ignore_interrupts)
-
-    def _give_up(self, run: Run, reason: str) -> None:
-        run.fail(reason)
-        self.failed.append(run)
-        self.console.print(f"[red]failed:[/] {run.folder.name}: {reason}")
-
-    def _show_losses(self, runs: list[Run], progress: Progress, task: Any) -> None:
-        records = [run.last_record() for run in runs[: self.jobs]]
+    def _losses(self, runs: list[Run]) -> str:
+        """Of those that are being run now."""
+        records = islice((run.last_record() for run in runs if run.claimant()), self.engine.jobs)
         losses = [f"{record['loss']:.3g} at {record['bp']}" for record in records if record]
-        progress.update(task, loss="loss " + ", ".join(losses) if losses else "")
+        return "loss " + ", ".join(losses) if losses else ""
 
     def _progress(self) -> Progress:
         columns = (
@@ -217,26 +176,6 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.speed or 0.0
         return Text(f"{speed:.1f}/s" if speed >= 1 else f"{60 * speed:.1f}/min", style="dim")
-
-
-def work(
-    folder: Path,
-    environment: dict[str, Any],
-    device: str,
-    threads: int,
-    checkpoint_seconds: float,
-    tensorboard: Path | None = None,
-) -> tuple[Status, str]:
-    """What a worker does with one run."""
-    torch.set_num_threads(threads)
-    try:
-        return execute(Run(folder), environment, device, checkpoint_seconds, tensorboard), ""
-    except Exception as error:
-        return "failed", f"{type(error).__name__}: {error}"
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def outcome_of(experiment: Experiment, results: Results) -> Outcome:

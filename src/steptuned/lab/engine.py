@@ -1,0 +1,110 @@
+"""What makes many runs. A sweep hands them over; how each of them ended is in the store, whatever engine made it."""
+
+import os
+import signal
+from collections.abc import Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from joblib.externals.loky import get_reusable_executor
+
+from steptuned.lab.run import CHECKPOINT_SECONDS, environment_now, execute
+from steptuned.lab.store import ENDED, Died, Run
+
+
+@dataclass(frozen=True)
+class How:
+    """How a worker makes a run."""
+
+    device: str = "cpu"
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    tensorboard: Path | None = None
+    threads: int | None = None
+    """Of torch; None: as many as the worker has."""
+
+
+class EngineError(Exception):
+    """The engine cannot go on; what was computed is in the store."""
+
+
+class Engine(Protocol):
+    how: How
+
+    @property
+    def jobs(self) -> int:
+        """How many runs it makes at the same time."""
+
+    def process(self, runs: list[Run]) -> Iterator[Run | str]:
+        """Make them all. Gives each run when it has ended, and in between, now and then, a word to show: often an empty one."""
+
+    def stop(self) -> str:
+        """Begin no run any more. Returns what is to be said about those that are under way."""
+
+
+def share(jobs: int) -> int:
+    """Torch's threads for each of so many runs at the same time."""
+    return max(1, (os.cpu_count() or 1) // jobs)
+
+
+def work(folder: Path, how: How) -> None:
+    """What a worker does with one run."""
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
+    run = Run(folder)
+    try:
+        execute(run, environment_now(how.device, torch.get_num_threads()), how.device, how.checkpoint_seconds, how.tensorboard)
+    except Died as died:
+        run.fail(str(died))
+    except Exception as error:
+        run.fail(f"{type(error).__name__}: {error}")
+
+
+class Local:
+    """Processes of this machine."""
+
+    def __init__(self, jobs: int, how: How) -> None:
+        self.jobs = jobs
+        self.how = replace(how, threads=share(jobs))
+
+    def process(self, runs: list[Run]) -> Iterator[Run | str]:
+        """Those whose process died are tried once more, each alone: a death takes the others with it. Who dies again has failed."""
+        left = list(runs)
+        while left:
+            for run in (yield from self._pool(left, self.jobs, left)):
+                if (yield from self._pool([run], 1, left)):
+                    run.fail("its process died twice")
+            for run in [run for run in left if run.status() in ENDED]:  # those that were not heard of
+                left.remove(run)
+                yield run
+
+    def _pool(self, runs: list[Run], jobs: int, left: list[Run]) -> Generator[Run | str, None, list[Run]]:
+        """Run in parallel until all is done or a process dies. Returns the runs that may have killed it."""
+        executor = self._executor(jobs)
+        futures: dict[Future[None], Run] = {executor.submit(work, run.folder, self.how): run for run in runs}
+        pending = set(futures)
+        try:
+            while pending:
+                finished, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    future.result()
+                    left.remove(futures[future])
+                    yield futures[future]
+                yield ""
+        except BrokenProcessPool:
+            return [run for run in futures.values() if run.was_interrupted()]
+        return []
+
+    def stop(self) -> str:
+        self._executor(self.jobs).shutdown(wait=False, kill_workers=True)
+        return ""
+
+    def _executor(self, jobs: int) -> Any:
+        return get_reusable_executor(max_workers=jobs, timeout=300, initializer=ignore_interrupts)
+
+
+def ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
