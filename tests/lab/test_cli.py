@@ -34,7 +34,7 @@ lr = [1.0, 10.0]
 
 
 def steptuned(*arguments, **environment):
-    command = [sys.executable, "-m", "steptuned.lab.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "steptuned", *map(str, arguments)]
     env = {**os.environ, "COLUMNS": "200", **environment}
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
 

@@ -44,12 +44,13 @@ def test_the_regression_has_the_sizes_and_distributions_of_the_paper():
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_every_method_of_a_seed_starts_at_the_same_point_and_sees_the_same_mini_batches(problem):
+def test_every_method_of_a_seed_starts_at_the_same_point_and_sees_the_same_mini_batches(problem, small):
+    options = {"images": {"network": "lenet", "batch": 64}, "autoencoder": {"batch": 64}}.get(problem, {})
     seen = []
     for name in MINI_BATCH:
         if name.endswith("-gv") and problem != "regression":
             continue
-        subject = make(problem, seed=7)
+        subject = make(problem, seed=7, **options)
         driver = Driver(name, subject, METHODS[name].defaults)
         start = torch.cat([p.detach().reshape(-1).clone() for p in subject.parameters])
         batches = []

@@ -287,7 +287,7 @@ def test_watch_makes_the_page_anew_while_runs_go_on_and_ends_with_ctrl_c(folder)
     result = (run.folder / "result.json").read_bytes()
     (run.folder / "result.json").unlink()
     page = folder / "report" / "index.html"
-    command = [sys.executable, "-m", "steptuned.lab.cli", "report", str(folder), "--watch", "1"]
+    command = [sys.executable, "-m", "steptuned", "report", str(folder), "--watch", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _wait(lambda: page.exists() and "1 of them not finished" in page.read_text())
     assert 'http-equiv="refresh" content="1"' in page.read_text()

@@ -145,7 +145,7 @@ class Sweep:
         command = [
             sys.executable,
             "-m",
-            "steptuned.lab.cli",
+            "steptuned",
             "run",
             path,
             "--jobs",

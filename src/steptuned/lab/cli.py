@@ -10,6 +10,7 @@ import sys
 import time
 import webbrowser
 from collections import defaultdict
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,12 +20,13 @@ import typer
 from rich.table import Table
 
 from steptuned.lab.data import DataError, commands
-from steptuned.lab.engine import Engine, EngineError, How, Local
+from steptuned.lab.engine import Engine, EngineError, How, Local, Together
 from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, load_all, panels_of, paper_experiments
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
-from steptuned.lab.run import CHECKPOINT_SECONDS
+from steptuned.lab.ranks import Torchrun, started_by_torchrun
+from steptuned.lab.run import CHECKPOINT_SECONDS, follow
 from steptuned.lab.store import COMPLETE, Run, Store
 from steptuned.lab.sweep import Interrupted, Sweep
 from steptuned.lab.terminal import console, errors, stop
@@ -76,6 +78,12 @@ TensorBoardOption = Annotated[Path | None, typer.Option(help="Write the records 
 StoreArgument = Annotated[Path, typer.Argument(help="The folder given as --out.")]
 
 
+@app.callback()
+def _begin() -> None:
+    if started_by_torchrun() and os.environ["RANK"] != "0":
+        console.quiet = errors.quiet = True  # the lead speaks for all
+
+
 @app.command()
 def reproduce(
     names: Names,
@@ -110,7 +118,7 @@ def reproduce(
     }
     _find_data(data)
     sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard), console)
-    _run(_with_autocast(figures, autocast), ILLUSTRATION in chosen, sweep)
+    _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.how.ranks), ILLUSTRATION in chosen, sweep)
     if WALL_CLOCK in chosen:
         _time(out, scale.value, sweep.engine.how.device, "bfloat16" if autocast else "float32")
 
@@ -132,7 +140,7 @@ def run(
     figures = {path.stem: _load(path, scale) for path in files}
     _find_data(data)
     sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard), console)
-    _run(_with_autocast(figures, autocast), False, sweep)
+    _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.how.ranks), False, sweep)
 
 
 @app.command("list")
@@ -347,6 +355,7 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
         os._exit(130)  # every run can be killed, so there is nothing to wait for
     except EngineError as error:
         stop(f"{error}. Nothing is lost; go on with: {shlex.join(_command())}")
+    sweep.engine.close()
     for outcome in outcomes:
         console.print(*(table.for_terminal() for table in tables.summary(outcome, sweep.results)), "")
     if written:
@@ -370,6 +379,10 @@ def _engine(
             stop(f"{', '.join(sorted(double))} computes in double precision, which mps has not; use --device cpu")
         where = "cpu"
     how = How(where, checkpoint_seconds, _tensorboard(tensorboard))
+    if started_by_torchrun():
+        if jobs is not None or dask is not None:
+            stop("under torchrun its processes make one run after the other together: leave out --jobs and --dask")
+        return _together(how)
     if dask is None:
         return Local(jobs or (CORES if where == "cpu" else 1), how)
     if jobs is not None:
@@ -380,6 +393,19 @@ def _engine(
         return cluster.connect(dask, how)
     except EngineError as error:
         stop(str(error))
+
+
+def _together(how: How) -> Engine:
+    """The lead's engine. The other processes stay here, and end with the lead's work."""
+    ranks = Torchrun(how.device)
+    how = replace(how, device=ranks.device)
+    if ranks.index:
+        try:
+            follow(ranks, how.device)
+        except KeyboardInterrupt:
+            os._exit(130)
+        raise typer.Exit
+    return Together(ranks, how)
 
 
 def _tensorboard(folder: Path | None) -> Path | None:
@@ -403,12 +429,24 @@ def _with_autocast(asked: dict[str, list[Experiment]], autocast: bool) -> dict[s
     return {name: [changed(e) for e in experiments] for name, experiments in asked.items()} if autocast else asked
 
 
+def _with_ranks(asked: dict[str, list[Experiment]], ranks: int) -> dict[str, list[Experiment]]:
+    def changed(experiment: Experiment) -> Experiment:
+        return experiment.model_copy(update={"ranks": ranks, "title": f"{experiment.title}, on {ranks} ranks"})
+
+    return {name: [changed(e) for e in experiments] for name, experiments in asked.items()} if ranks > 1 else asked
+
+
 def _titles(path: Path) -> str:
     return "; ".join(f"({panel}) {load(path, 'paper', panel).title}" for panel in panels_of(path)) or load(path, "paper").title
 
 
 def _command() -> list[str]:
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    """This command, as one would type it."""
+    name = Path(sys.argv[0]).name
+    start = [name] if name != "__main__.py" else ["python", "-m", "steptuned"]
+    if started_by_torchrun():
+        start = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "steptuned"]
+    return [*start, *sys.argv[1:]]
 
 
 def _load(path: Path, scale: Scale) -> list[Experiment]:
@@ -437,7 +475,3 @@ def _runs(folder: Path) -> list[Run]:
 
 def _pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} {json.dumps(value) if isinstance(value, list) else value}" for key, value in values.items())
-
-
-if __name__ == "__main__":
-    app()

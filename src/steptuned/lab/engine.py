@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from joblib.externals.loky import get_reusable_executor
 
+from steptuned.lab.ranks import Ranks
 from steptuned.lab.run import CHECKPOINT_SECONDS, environment_now, execute
 from steptuned.lab.store import ENDED, Died, Run
 
@@ -25,6 +26,8 @@ class How:
     tensorboard: Path | None = None
     threads: int | None = None
     """Of torch; None: as many as the worker has."""
+    ranks: int = 1
+    """Processes that make each run together."""
 
 
 class EngineError(Exception):
@@ -43,6 +46,9 @@ class Engine(Protocol):
 
     def stop(self) -> str:
         """Begin no run any more. Returns what is to be said about those that are under way."""
+
+    def close(self) -> None:
+        """All runs are made."""
 
 
 def share(jobs: int) -> int:
@@ -102,8 +108,42 @@ class Local:
         self._executor(self.jobs).shutdown(wait=False, kill_workers=True)
         return ""
 
+    def close(self) -> None:
+        """The processes end by themselves when there is nothing to do."""
+
     def _executor(self, jobs: int) -> Any:
         return get_reusable_executor(max_workers=jobs, timeout=300, initializer=ignore_interrupts)
+
+
+class Together:
+    """The processes that torchrun has started, which make one run after the other together. This one is the lead."""
+
+    jobs = 1
+
+    def __init__(self, ranks: Ranks, how: How) -> None:
+        self._ranks = ranks
+        self.how = replace(how, ranks=ranks.number)
+
+    def process(self, runs: list[Run]) -> Iterator[Run | str]:
+        """A run that fails ends them all: the others may be anywhere in it."""
+        how = self.how
+        for run in runs:
+            environment = environment_now(how.device, torch.get_num_threads()) | {"ranks": how.ranks}
+            try:
+                execute(run, environment, how.device, how.checkpoint_seconds, how.tensorboard, self._ranks)
+            except Died as died:
+                run.fail(str(died))
+            except Exception as error:
+                run.fail(f"{type(error).__name__}: {error}")
+                raise EngineError(f"{run.folder.name} failed: {type(error).__name__}: {error}") from error
+            yield run
+
+    def stop(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Let the others go."""
+        self._ranks.hear(None)
 
 
 def ignore_interrupts() -> None:

@@ -87,6 +87,8 @@ class Experiment(_Strict):
     log_growth: float = Field(default=1.0, ge=1.0)
     selection: Selection = Selection()
     entries: list[Entry]
+    ranks: int = 1
+    """Processes that make each run together: as many as torchrun has started."""
 
     def spec(self, entry: Entry, hyper: dict[str, Any], seed: int, instance: int, budget: Budget) -> RunSpec:
         options = {**PROBLEMS[self.problem].defaults, **self.options}
@@ -104,6 +106,7 @@ class Experiment(_Strict):
             budget=budget.back_propagations(per_epoch),
             log_every=max(1, log_every),
             log_growth=self.log_growth,
+            ranks=self.ranks,
         )
 
     def expected_back_propagations(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -163,7 +166,9 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         valid = (
-            f"; valid: {_list(Experiment.model_fields.keys() - {'entries', 'name', 'scale'})}" if "extra" in first["type"] else ""
+            f"; valid: {_list(Experiment.model_fields.keys() - {'entries', 'name', 'scale', 'ranks'})}"
+            if "extra" in first["type"]
+            else ""
         )
         raise ExperimentError(f"{path}: {key} = {first['input']!r}: {first['msg']}{valid}") from None
 

@@ -107,6 +107,8 @@ class Driver:
 
     def __init__(self, name: str, problem: Problem, hyper: dict[str, Any]) -> None:
         method = METHODS[name]
+        if name == "armijo" and problem.ranks.number > 1:
+            raise ValueError("armijo compares losses, of which every rank has its own: run it without torchrun")
         self.problem = problem
         self.full_batch = method.full_batch
         self.optimizer = method.make(problem, hyper)
@@ -117,6 +119,7 @@ class Driver:
             every = problem.stream.per_epoch if hyper["decay"] == "epoch" else 1
             self.scheduler = RobbinsMonroLR(self.optimizer, hyper["delta"], every)
         self._batch: Batch = None
+        self._mine: tuple[Batch, float] = (None, 1.0)
         self._pass = 0
         self._noise: Replay | None = None
         self.batches = 0
@@ -125,14 +128,14 @@ class Driver:
     def advance(self) -> None:
         """The next back-propagation and the update that follows from it."""
         if self._pass == 0:
-            self._batch = None if self.full_batch else self.problem.draw()
+            self._take(None if self.full_batch else self.problem.draw())
             self.batches += 1
         self.samples += self.problem.stream.rows if self._batch is None else len(self._batch)
         optimizer: Any = self.optimizer
         if self.two_passes:
             self._prepare_pass()
         if isinstance(optimizer, ArmijoGD):
-            optimizer.step(self._closure, lambda: self.problem.loss(self._batch))
+            optimizer.step(self._closure, self._loss)
         else:
             self._closure()
             optimizer.half_step() if self.two_passes and self._pass == 0 else optimizer.step()
@@ -147,9 +150,21 @@ class Driver:
         elif self._noise is not None:
             self._noise.rewind()
 
+    def _take(self, batch: Batch) -> None:
+        """Take a mini-batch, of which this rank's part is the same in all passes."""
+        self._batch = batch
+        ranks = self.problem.ranks
+        rows = torch.arange(self.problem.stream.rows) if batch is None and ranks.number > 1 else batch
+        self._mine = (None, 1.0) if rows is None else ranks.part(rows)
+
+    def _loss(self) -> torch.Tensor:
+        rows, weight = self._mine
+        loss = self.problem.loss(rows)
+        return loss if weight == 1 else weight * loss
+
     def _closure(self) -> torch.Tensor:
         self.optimizer.zero_grad()
-        loss = self.problem.loss(self._batch)
+        loss = self._loss()
         loss.backward()
         return loss
 
@@ -180,7 +195,8 @@ class Driver:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self._batch, self._pass = state["batch"], state["pass"]
+        self._take(state["batch"])
+        self._pass = state["pass"]
         self.batches, self.samples = state["batches"], state["samples"]
         if state["noise"] is not None:
             self._noise = replay(self.optimizer)

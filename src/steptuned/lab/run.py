@@ -1,5 +1,6 @@
 """One run, from its spec to its log. Killed at any moment and started again, it ends with the very same numbers."""
 
+import contextlib
 import functools
 import math
 import os
@@ -15,6 +16,7 @@ import torch
 import steptuned
 from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.ranks import Ranks
 from steptuned.lab.spec import RunSpec, derive_seed
 from steptuned.lab.store import COMPLETE, Log, Run, Status, Store
 from steptuned.replay import Replay
@@ -36,75 +38,119 @@ def execute(
     device: str = "cpu",
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     tensorboard: Path | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 - it has no state
 ) -> Status:
-    """Run it to its end, from its checkpoint if there is one. Returns how it ended."""
+    """Run it to its end, from its checkpoint if there is one; with several ranks this is the lead. Returns how it ended."""
     with run.claim(environment):
         status = run.status()
         if status in COMPLETE:
             return status
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="gamma has been at")  # the log has every gamma
-            return _train(run, run.spec, torch.device(device), checkpoint_seconds, tensorboard)
+        spec = ranks.hear(run.spec)
+        return _train(spec, torch.device(device), ranks, _Book(run, checkpoint_seconds, tensorboard))
 
 
-def _train(run: Run, spec: RunSpec, device: torch.device, checkpoint_seconds: float, tensorboard: Path | None) -> Status:
-    torch.manual_seed(derive_seed("noise", spec.problem, spec.seed))
+def follow(ranks: Ranks, device: str) -> None:
+    """Make with the lead every run that it executes, until it has none any more."""
+    while (spec := ranks.hear(None)) is not None:
+        _train(spec, torch.device(device), ranks, None)
+
+
+def _train(spec: RunSpec, device: torch.device, ranks: Ranks, book: "_Book | None") -> Status:
+    torch.manual_seed(derive_seed("noise", spec.problem, spec.seed, *([ranks.index] if ranks.index else [])))
     problem = PROBLEMS[spec.problem](spec.options, spec.seed, device)
+    if ranks.number > 1:
+        problem.divide(ranks)
     driver = Driver(spec.method, problem, spec.hyper)
     done, seconds, next_record = 0, 0.0, 0
-    checkpoint = run.load_checkpoint()
+    checkpoint = ranks.hear(book.begin() if book else None)
     if checkpoint is not None:
+        mine = checkpoint["ranks"][ranks.index]
         problem.load_state_dict(checkpoint["problem"])
-        driver.load_state_dict(checkpoint["driver"])
+        driver.load_state_dict({**checkpoint["driver"], "noise": mine["noise"]})
         noise = Replay([device])
-        noise.load_state_dict(checkpoint["rng"])
+        noise.load_state_dict(mine["rng"])
         noise.rewind()
         done, seconds, next_record = checkpoint["done"], checkpoint["seconds"], checkpoint["next record"]
 
-    begun_at = done
-    log = Log(run.log_path)
-    live = None if tensorboard is None else _Live(tensorboard / run.folder.name, next_record)
-    started = saved = time.monotonic()
+    started = time.monotonic()
     record: dict[str, Any] = {}
-    try:
+    with contextlib.closing(book) if book else contextlib.nullcontext(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="gamma has been at")  # the log has every gamma
         while True:
             if done >= next_record or done == spec.budget:
                 synchronise(device)
                 seconds += time.monotonic() - started
                 counts = {"bp": done, "batches": driver.batches, "samples": driver.samples, "seconds": round(seconds, 6)}
                 record = {**counts, **problem.evaluate(), **driver.diagnostics()}
-                log.append(record)
-                if live is not None:
-                    live.show(record)
+                if book:
+                    book.record(record)
                 next_record = max(done + spec.log_every, math.ceil(done * spec.log_growth))
-                if done == spec.budget or not math.isfinite(record["loss"]):
+                if ranks.agree(done == spec.budget or not math.isfinite(record["loss"])):
                     break
                 started = time.monotonic()
-            if time.monotonic() - saved >= checkpoint_seconds:
+            if ranks.agree(book is not None and book.is_due()):
                 synchronise(device)
                 now = time.monotonic()
+                seconds += now - started
+                driver_state = driver.state_dict()
                 state = {
                     "problem": problem.state_dict(),
-                    "driver": driver.state_dict(),
-                    "rng": Replay([device]).state_dict(),
+                    "driver": driver_state,
+                    "ranks": ranks.gather({"rng": Replay([device]).state_dict(), "noise": driver_state["noise"]}),
                     "done": done,
-                    "seconds": seconds + now - started,
+                    "seconds": seconds,
                     "next record": next_record,
                 }
-                run.save_checkpoint(state, log)
-                if done > begun_at:
-                    run.forget_deaths()
-                saved = time.monotonic()
-                seconds, started = seconds + now - started, saved
+                if book:
+                    book.save(state)
+                started = time.monotonic()
             driver.advance()
             done += 1
         status: Status = "finished" if math.isfinite(record["loss"]) else "diverged"
-        run.finish(status, log, record)
-    finally:
-        log.close()
-        if live is not None:
-            live.writer.close()
+        if book:
+            book.finish(status, record)
     return status
+
+
+class _Book:
+    """What is kept of a run while it goes on: its log, its checkpoint, and scalars for those who watch."""
+
+    def __init__(self, run: Run, checkpoint_seconds: float, tensorboard: Path | None) -> None:
+        self._run, self._seconds, self._tensorboard = run, checkpoint_seconds, tensorboard
+        self._live: _Live | None = None
+
+    def begin(self) -> dict[str, Any] | None:
+        """Open the book. Returns where to go on."""
+        checkpoint = self._run.load_checkpoint()
+        begins_at, self._begun = (checkpoint["next record"], int(checkpoint["done"])) if checkpoint else (0, 0)
+        self._log = Log(self._run.log_path)
+        if self._tensorboard is not None:
+            self._live = _Live(self._tensorboard / self._run.folder.name, begins_at)
+        self._saved = time.monotonic()
+        return checkpoint
+
+    def record(self, record: dict[str, Any]) -> None:
+        self._log.append(record)
+        if self._live is not None:
+            self._live.show(record)
+
+    def is_due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.monotonic() - self._saved >= self._seconds
+
+    def save(self, state: dict[str, Any]) -> None:
+        self._run.save_checkpoint(state, self._log)
+        if state["done"] > self._begun:
+            self._run.forget_deaths()
+        self._saved = time.monotonic()
+
+    def finish(self, status: Status, last: dict[str, Any]) -> None:
+        self._run.finish(status, self._log, last)
+
+    def close(self) -> None:
+        self._log.close()
+        if self._live is not None:
+            self._live.writer.close()
 
 
 class _Live:

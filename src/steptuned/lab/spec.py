@@ -28,13 +28,15 @@ class RunSpec(BaseModel):
     """Back-propagations from one record of the log to the next, at least."""
     log_growth: float = 1.0
     """The factor from one record to the next, at least: above 1 the log is even on a logarithmic axis."""
+    ranks: int = 1
+    """Processes that make the run together. With several, sums are rounded otherwise and each has its BatchNorm statistics."""
 
     @cached_property
     def identity(self) -> str:
         return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
 
     def canonical(self) -> str:
-        return canonical(dict(self))
+        return canonical({key: value for key, value in self if key != "ranks" or value != 1})
 
     def name(self, default_options: dict[str, Any], default_hyper: dict[str, Any]) -> str:
         """A readable folder name: what differs from the defaults, and enough of the identity to be unique."""
@@ -44,7 +46,13 @@ class RunSpec(BaseModel):
             for key, value in sorted(values.items())
             if value != defaults.get(key)
         ]
-        words = [self.method, *differs, f"seed={self.seed}", f"bp={self.budget}"]
+        words = [
+            self.method,
+            *differs,
+            f"seed={self.seed}",
+            f"bp={self.budget}",
+            *([f"ranks={self.ranks}"] if self.ranks > 1 else []),
+        ]
         readable = re.sub(r"[^A-Za-z0-9=.,_+-]+", "-", "_".join(words))[:140]
         return f"{readable}_{self.identity}"
 

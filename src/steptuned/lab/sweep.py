@@ -116,8 +116,8 @@ class Sweep:
         torch.set_num_threads(threads)
         self.console.print(
             f"[bold]{experiment.name}[/] ({experiment.scale}): {experiment.title}\n"
-            f"  at most {runs} runs, about {duration(seconds / jobs)} with {jobs} job{'s' * (jobs > 1)}; "
-            f"what is done already is not run again"
+            f"  at most {runs} runs, about {duration(seconds / jobs / how.ranks)} with {jobs} job{'s' * (jobs > 1)}"
+            f"{f' of {how.ranks} ranks' if how.ranks > 1 else ''}; what is done already is not run again"
         )
 
     def _stage(self, title: str, specs: list[RunSpec]) -> None:

@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from steptuned.lab.ranks import Ranks
 from steptuned.lab.spec import derive_seed
 
 Batch = Tensor | None
@@ -30,6 +31,8 @@ class Problem(ABC):
     """Whether dropout and the like are the same in both passes of Step-Tuned SGD over a mini-batch."""
     parameters: list[Tensor]
     stream: "Stream"
+    ranks = Ranks()
+    """Who minimises it together."""
 
     @abstractmethod
     def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None: ...
@@ -38,6 +41,12 @@ class Problem(ABC):
     @abstractmethod
     def rows_of(options: dict[str, Any]) -> int:
         """N: of how many terms the sum is."""
+
+    def divide(self, ranks: Ranks) -> None:
+        """Let several ranks minimise it together, each with its rows of every mini-batch."""
+        raise ValueError(
+            f"{type(self).__name__.lower()} has no network, so it cannot be divided among ranks: run it without torchrun"
+        )
 
     def draw(self) -> Tensor:
         """The next mini-batch: as many rows as it has, with all that :meth:`loss` needs to know of them."""
@@ -59,6 +68,28 @@ class Problem(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class NetworkProblem(Problem):
+    """A problem whose point is a network's."""
+
+    model: nn.Module
+    replica: nn.Module
+    """The network as it is to be called for a loss that is back-propagated; for anything else the model is."""
+
+    def _train(self, model: nn.Module) -> None:
+        self.model = self.replica = model
+        self.parameters = list(model.parameters())
+
+    def divide(self, ranks: Ranks) -> None:
+        self.ranks, self.replica = ranks, ranks.replica(self.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "stream": self.stream.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.stream.load_state_dict(state["stream"])
 
 
 class Stream:

@@ -7,14 +7,14 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from steptuned.lab.problems.base import Batch, Problem, Stream
+from steptuned.lab.problems.base import Batch, NetworkProblem, Stream
 from steptuned.lab.problems.mode import as_trained, as_used
 from steptuned.lab.spec import derive_seed
 
 TRAINING = 1437
 
 
-class Digits(Problem):
+class Digits(NetworkProblem):
     """A small convolutional network, with or without BatchNorm, on 1,437 images; 360 are for the test."""
 
     defaults: ClassVar[dict[str, Any]] = {"batchnorm": True, "batch": 64, "weight_decay": 1e-4}
@@ -29,8 +29,7 @@ class Digits(Problem):
         self.weight_decay = options["weight_decay"]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("initial point", "digits", options["batchnorm"], seed))
-            self.model = _network(options["batchnorm"]).to(device)
-        self.parameters = list(self.model.parameters())
+            self._train(_network(options["batchnorm"]).to(device))
         self.stream = Stream(len(self.y), options["batch"], reshuffled=True, seed_parts=["digits", options["batch"], seed])
 
     @staticmethod
@@ -38,24 +37,20 @@ class Digits(Problem):
         return TRAINING
 
     def loss(self, batch: Batch) -> Tensor:
+        return self._loss(self.replica, batch)
+
+    def _loss(self, network: nn.Module, batch: Batch) -> Tensor:
         x, y = (self.x, self.y) if batch is None else (self.x[batch], self.y[batch])
-        return nn.functional.cross_entropy(self.model(x), y)
+        return nn.functional.cross_entropy(network(x), y)
 
     def evaluate(self) -> dict[str, float]:
         with as_trained(self.model, self.x.device):
             rows = torch.arange(TRAINING).split(self.stream.batch)
-            plain = sum(self.loss(some).item() * len(some) for some in rows) / TRAINING
+            plain = sum(self._loss(self.model, some).item() * len(some) for some in rows) / TRAINING
             penalty = self.weight_decay / 2 * sum(p.square().sum().item() for p in self.parameters)
         with as_used(self.model):
             accuracy = (self.model(self.x_test).argmax(1) == self.y_test).float().mean().item()
         return {"loss": plain + penalty, "plain loss": plain, "accuracy": accuracy}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "stream": self.stream.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.stream.load_state_dict(state["stream"])
 
 
 def _network(batchnorm: bool) -> nn.Module:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from steptuned.lab.data import SETS, DataError, load
 from steptuned.lab.data.batches import Batches
 from steptuned.lab.networks import ACTIVATIONS, NETWORKS
-from steptuned.lab.problems.base import Batch, Problem, Stream
+from steptuned.lab.problems.base import Batch, NetworkProblem, Stream
 from steptuned.lab.problems.mode import as_trained, as_used
 from steptuned.lab.spec import derive_seed
 
 
-class Images(Problem):
+class Images(NetworkProblem):
     """J = mean cross-entropy + lambda/2 |theta|^2.
 
     The J that is logged is the one that is minimised, over all mini-batches of a fixed order: BatchNorm by their own statistics,
@@ -65,12 +65,12 @@ class Images(Problem):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("initial point", options["data"], self._network_name(), options["activation"], seed))
             model = self._network()
-        self.model = model.to(device)
+        model.to(device)
         if channels_last:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._train(model)
         self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._momenta = [m.momentum for m in self._norms]
-        self.parameters = list(self.model.parameters())
         parts = [options["data"], options["rows"], options["batch"], seed]
         self.stream = Stream(len(train), options["batch"], reshuffled=True, seed_parts=parts)
         self._changes = torch.Generator().manual_seed(derive_seed("augmentation", *parts))
@@ -105,7 +105,7 @@ class Images(Problem):
     def loss(self, batch: Batch) -> Tensor:
         x, y = self.inputs(batch)
         with self._autocast():
-            return self._criterion(self.model(x), x, y)
+            return self._criterion(self.replica(x), x, y)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The images of a mini-batch, made once for both passes over it."""
@@ -139,12 +139,14 @@ class Images(Problem):
         """The means over all the images, added up in double precision on the host: not every device has it."""
         means: dict[str, list[Tensor]] = defaultdict(list)
         parts = torch.arange(len(images)).split(self.options["batch"])
-        for rows in parts:
-            x, y = images.rows(rows)
+        mine, weight = self.ranks.part(torch.arange(len(parts)))
+        for i in mine:
+            x, y = images.rows(parts[i])
             for name, mean in self._measured(self.model(x), x, y).items():
                 means[name].append(mean)
-        sizes = torch.tensor([len(rows) for rows in parts], dtype=torch.float64)
-        return {name: (torch.stack(each).cpu().double() @ sizes / len(images)).item() for name, each in means.items()}
+        sizes = torch.tensor([len(parts[i]) * (weight > 0) for i in mine], dtype=torch.float64)
+        sums = self.ranks.sum(torch.stack([torch.stack(each).cpu().double() @ sizes for each in means.values()]))
+        return dict(zip(means, (sums / len(images)).tolist(), strict=True))
 
     def _measured(self, output: Tensor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         right = (output.argmax(1) == y).float().mean()
@@ -153,11 +155,10 @@ class Images(Problem):
     # ------------------------------------------------------------------------------------------ resuming
 
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "stream": self.stream.state_dict(), "changes": self._changes.get_state()}
+        return super().state_dict() | {"changes": self._changes.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.stream.load_state_dict(state["stream"])
+        super().load_state_dict(state)
         self._changes.set_state(state["changes"])
 
 

@@ -1,0 +1,17 @@
+"""`python -m steptuned`, `torchrun -m steptuned` and the command `steptuned`."""
+
+import sys
+
+
+def main() -> None:
+    try:
+        from steptuned.lab.cli import app
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("steptuned"):
+            raise
+        sys.exit(f"steptuned: the laboratory needs more packages ({error.name} is missing): pip install 'steptuned[lab]'")
+    app(prog_name="steptuned")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Runs that several processes make together, started by torchrun."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import all_numbers
+
+from steptuned.lab.experiment import load
+from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.ranks import Ranks, Torchrun
+from steptuned.lab.store import Store
+
+HERE = Path(__file__).parent
+
+EXPERIMENT = """
+title = "a large run"
+figure = "loss"
+problem = "images"
+seeds = 1
+budget = {{ iterations = {budget} }}
+log_every = 6
+[options]
+network = "{network}"
+rows = {rows}
+test_rows = 20
+batch = {batch}
+augmentation = "standard"
+[methods.step-tuned-sgd]
+lr = 0.05
+"""
+
+
+class Started:
+    """The command on two ranks, in a session of its own."""
+
+    def __init__(self, folder, small, *arguments):
+        pickled = folder / "small"
+        pickled.write_bytes(pickle.dumps(small))
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [*launcher, HERE / "on_ranks.py", pickled, *arguments]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        }
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self):
+        said, _ = self.process.communicate(timeout=300)
+        return self.process.returncode, said
+
+    def rank(self, index):
+        """The process of a rank."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        (found,) = [int(pid) for pid in children if f"\0RANK={index}\0" in Path(f"/proc/{pid}/environ").read_text()]
+        return found
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A network without noise, and one with dropout, on mini-batches of which the last is short."""
+    sizes = {"plain": ("lenet", 67, 32, 12), "noisy": ("nin", 60, 16, 14)}
+    for name, (network, rows, batch, budget) in sizes.items():
+        (tmp_path / f"{name}.toml").write_text(EXPERIMENT.format(network=network, rows=rows, batch=batch, budget=budget))
+    return [tmp_path / f"{name}.toml" for name in sizes]
+
+
+def test_two_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
+    with Started(tmp_path, small, "run", *files, "--out", tmp_path / "undisturbed", "--checkpoint-seconds", "1000") as started:
+        code, said = started.end()
+    assert code == 0, said
+    assert said.count("a large run, on 2 ranks") >= 2
+    undisturbed = Store(tmp_path / "undisturbed")
+    assert [run.spec.ranks for run in undisturbed.runs()] == [2, 2]
+    assert [run.status() for run in undisturbed.runs()] == ["finished", "finished"]
+    assert all(run.environment()["ranks"] == 2 for run in undisturbed.runs())
+
+    # One process, on the joined mini-batches: the same way up to rounding, which is that of single precision.
+    experiment = load(files[0], "paper")
+    spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget)
+    problem = PROBLEMS[spec.problem](spec.options, spec.seed, torch.device("cpu"))
+    driver = Driver(spec.method, problem, spec.hyper)
+    (together,) = [run for run in undisturbed.runs() if run.spec.options["network"] == "lenet"]
+    for record in together.records():
+        while driver.batches * 2 < record["bp"] or driver._pass:
+            driver.advance()
+        alone = {**problem.evaluate(), **driver.diagnostics()}
+        assert record["samples"] == driver.samples
+        for name, within in {"loss": 1e-4, "plain loss": 1e-4, "test loss": 1e-4, "gamma": 1e-2}.items():
+            assert record[name] == pytest.approx(alone[name], rel=within), name
+
+    # A rank is killed in the middle of the second run; the same command goes on.
+    disturbed = ["run", *files, "--out", tmp_path / "disturbed", "--checkpoint-seconds", "0"]
+    with Started(tmp_path, small, *disturbed) as started:
+        deadline = time.monotonic() + 200
+        while not list((tmp_path / "disturbed").glob("runs/*/*nin*/checkpoint.pt")):
+            assert time.monotonic() < deadline
+            assert started.process.poll() is None, started.end()
+            time.sleep(0.02)
+        os.kill(started.rank(1), signal.SIGKILL)
+        code, said = started.end()
+    assert code == 1
+    assert "Signal 9 (SIGKILL)" in said
+    assert "finished" in {run.status() for run in Store(tmp_path / "disturbed").runs()}
+    with Started(tmp_path, small, *disturbed) as started:
+        code, said = started.end()
+    assert code == 0, said
+    assert all_numbers(tmp_path / "disturbed") == all_numbers(tmp_path / "undisturbed")
+
+
+def test_what_cannot_be_divided_is_refused_in_one_sentence(tmp_path, small):
+    path = tmp_path / "experiment.toml"
+    path.write_text('title = "x"\nfigure = "loss"\nproblem = "regression"\nbudget = { epochs = 1 }\n[methods.sgd]\nlr = 1.0\n')
+    with Started(tmp_path, small, "run", path, "--out", tmp_path / "out") as started:
+        code, said = started.end()
+    assert code == 1
+    assert "regression has no network, so it cannot be divided among ranks" in " ".join(said.split())
+    with Started(tmp_path, small, "run", path, "--jobs", "2", "--out", tmp_path / "out") as started:
+        code, said = started.end()
+    assert code == 1
+    assert said.count("leave out --jobs and --dask") == 1, "the lead speaks for all"
+
+
+def ranks_of(number):
+    """Ranks that can divide rows, without the processes."""
+    made = []
+    for index in range(number):
+        rank = Torchrun.__new__(Torchrun)
+        rank.number, rank.index = number, index
+        made.append(rank)
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 128])
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_weighted_parts_average_to_the_whole(rows, number):
+    losses = torch.randn(rows, dtype=torch.float64)
+    parts = [rank.part(torch.arange(rows)) for rank in ranks_of(number)]
+    averaged = sum(losses[mine].mean() * weight for mine, weight in parts) / number
+    torch.testing.assert_close(averaged, losses.mean())
+    assert sorted(row for mine, weight in parts if weight for row in mine.tolist()) == list(range(rows))
+    assert torch.equal(Ranks().part(torch.arange(rows))[0], torch.arange(rows))
+
+
+def test_a_line_search_is_refused(small):
+    problem = PROBLEMS["digits"](PROBLEMS["digits"].defaults, 0, torch.device("cpu"))
+    problem.ranks = ranks_of(2)[0]
+    with pytest.raises(ValueError, match="armijo compares losses"):
+        Driver("armijo", problem, METHODS["armijo"].defaults)
+
+
+def test_the_number_of_ranks_is_part_of_the_identity_where_there_are_several(files):
+    one = load(files[0], "paper")
+    two = one.model_copy(update={"ranks": 2})
+    entry = one.entries[0]
+    a, b = (e.spec(entry, entry.grid()[0], 0, 0, e.budget) for e in (one, two))
+    assert a.identity != b.identity
+    assert "ranks" not in json.loads(a.canonical())
+    assert "ranks=2" in b.name(b.options, b.hyper)
