@@ -10,10 +10,11 @@ from test_store import numbers
 
 from steptuned.lab.engine import How, Local
 from steptuned.lab.experiment import load
+from steptuned.lab.plan import duration, estimate
 from steptuned.lab.problems.regression import Regression
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import Store
-from steptuned.lab.sweep import Sweep, duration, estimate, outcome_of
+from steptuned.lab.sweep import Sweep, outcome_of
 
 EXPERIMENT = """
 title = "a small sweep"
@@ -124,7 +125,8 @@ def deadly_work(*arguments):
 
 
 def test_the_estimate_is_of_the_right_size(experiment):
-    runs, seconds = estimate(experiment, "cpu")
+    plan = estimate(experiment, "cpu")
+    runs, seconds = plan.runs, plan.seconds
     assert runs == 5 + 4
     back_propagations = 5 * 40 + 4 * 100
     assert 1e-5 * back_propagations < seconds < 1e-1 * back_propagations

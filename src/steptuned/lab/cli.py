@@ -23,6 +23,7 @@ from steptuned.lab.data import DataError, commands
 from steptuned.lab.engine import Engine, EngineError, How, Local, Together
 from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, load_all, panels_of, paper_experiments
 from steptuned.lab.methods import METHODS
+from steptuned.lab.plan import Plan, duration, estimate
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.ranks import Torchrun, started_by_torchrun
@@ -104,22 +105,11 @@ def reproduce(
 
     Example: [bold]steptuned reproduce figure-2 figure-3 --scale demo[/]
     """
-    files = paper_experiments()
-    panels = {path.stem + panel: (path, panel) for path in files.values() for panel in panels_of(path)}
-    known = [ILLUSTRATION, *files, WALL_CLOCK]
-    for name in names:
-        if name not in [*known, *panels, "all"]:
-            stop(f"there is no experiment {name!r}; valid: all, {', '.join(known)}, or a panel such as {next(iter(panels))}")
-    chosen = known if "all" in names else list(dict.fromkeys(names))
-    figures = {
-        name: [load(panels[name][0], scale.value, panels[name][1])] if name in panels else load_all(files[name], scale.value)
-        for name in chosen
-        if name not in (ILLUSTRATION, WALL_CLOCK)
-    }
+    figures = _asked(names, scale)
     _find_data(data)
     sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard), console)
-    _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.how.ranks), ILLUSTRATION in chosen, sweep)
-    if WALL_CLOCK in chosen:
+    _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.how.ranks), _is_asked(ILLUSTRATION, names), sweep)
+    if _is_asked(WALL_CLOCK, names):
         _time(out, scale.value, sweep.engine.how.device, "bfloat16" if autocast else "float32")
 
 
@@ -141,6 +131,34 @@ def run(
     _find_data(data)
     sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard), console)
     _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.how.ranks), False, sweep)
+
+
+@app.command()
+def plan(names: Names, scale: ScaleOption = Scale.paper, device: DeviceOption = "auto", data: DataOption = None) -> None:
+    """What experiments would cost on this machine, from a few steps of each method; nothing is run or written."""
+    _find_data(data)
+    asked = _asked(names, scale)
+    where = _device(device)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("experiment", "runs", "bp", "one job here", "PFLOP", "logs, MB"):
+        table.add_column(column, justify="left" if column == "experiment" else "right", no_wrap=True)
+    total = Plan()
+
+    def add(name: str, cost: Plan) -> None:
+        numbers = f"{cost.runs:,}", f"{cost.back_propagations:,}", duration(cost.seconds)
+        table.add_row(name, *numbers, f"{cost.flop / 1e15:,.3g}", f"{cost.log_bytes / 1e6:,.3g}")
+
+    with console.status("") as status:
+        for experiment in itertools.chain(*asked.values()):
+            status.update(experiment.name)
+            try:
+                cost = estimate(experiment, where)
+            except DataError as error:
+                stop(str(error))
+            add(experiment.name, cost)
+            total += cost
+    add("all", total)
+    console.print(table)
 
 
 @app.command("list")
@@ -412,6 +430,26 @@ def _tensorboard(folder: Path | None) -> Path | None:
     if folder is not None and importlib.util.find_spec("tensorboard") is None:
         stop("--tensorboard needs the package tensorboard: pip install 'steptuned[tensorboard]'")
     return folder
+
+
+def _asked(names: list[str], scale: Scale) -> dict[str, list[Experiment]]:
+    """The experiments of the paper that are asked for: of each figure its panels."""
+    files = paper_experiments()
+    panels = {path.stem + panel: (path, panel) for path in files.values() for panel in panels_of(path)}
+    known = [ILLUSTRATION, *files, WALL_CLOCK]
+    for name in names:
+        if name not in [*known, *panels, "all"]:
+            stop(f"there is no experiment {name!r}; valid: all, {', '.join(known)}, or a panel such as {next(iter(panels))}")
+    chosen = known if "all" in names else list(dict.fromkeys(names))
+    return {
+        name: [load(panels[name][0], scale.value, panels[name][1])] if name in panels else load_all(files[name], scale.value)
+        for name in chosen
+        if name not in (ILLUSTRATION, WALL_CLOCK)
+    }
+
+
+def _is_asked(name: str, names: list[str]) -> bool:
+    return name in names or "all" in names
 
 
 def _find_data(folder: Path | None) -> None:

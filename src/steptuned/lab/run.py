@@ -84,7 +84,7 @@ def _train(spec: RunSpec, device: torch.device, ranks: Ranks, book: "_Book | Non
                 record = {**counts, **problem.evaluate(), **driver.diagnostics()}
                 if book:
                     book.record(record)
-                next_record = max(done + spec.log_every, math.ceil(done * spec.log_growth))
+                next_record = spec.next_record(done)
                 if ranks.agree(done == spec.budget or not math.isfinite(record["loss"])):
                     break
                 started = time.monotonic()

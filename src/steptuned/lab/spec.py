@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,10 @@ class RunSpec(BaseModel):
     """The factor from one record to the next, at least: above 1 the log is even on a logarithmic axis."""
     ranks: int = 1
     """Processes that make the run together. With several, sums are rounded otherwise and each has its BatchNorm statistics."""
+
+    def next_record(self, done: int) -> int:
+        """After how many back-propagations the record comes that follows the one after so many."""
+        return max(done + self.log_every, math.ceil(done * self.log_growth))
 
     @cached_property
     def identity(self) -> str:

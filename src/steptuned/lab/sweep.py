@@ -1,7 +1,5 @@
 """Many runs: grid first, then the winners; skipping what is done, by an engine that survives workers that die."""
 
-import time
-from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,7 @@ from rich.text import Text
 
 from steptuned.lab.engine import Engine, ignore_interrupts
 from steptuned.lab.experiment import Experiment, Outcome, stages
-from steptuned.lab.methods import Driver
-from steptuned.lab.problems import PROBLEMS
-from steptuned.lab.problems.base import Problem
+from steptuned.lab.plan import duration, estimate
 from steptuned.lab.run import folder_of, name_of
 from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import Run, Store
@@ -112,11 +108,11 @@ class Sweep:
         """Print how many runs there are and about how long they take."""
         jobs, how, threads = self.engine.jobs, self.engine.how, torch.get_num_threads()
         torch.set_num_threads(how.threads or threads)
-        runs, seconds = estimate(experiment, how.device)
+        plan = estimate(experiment, how.device)
         torch.set_num_threads(threads)
         self.console.print(
             f"[bold]{experiment.name}[/] ({experiment.scale}): {experiment.title}\n"
-            f"  at most {runs} runs, about {duration(seconds / jobs / how.ranks)} with {jobs} job{'s' * (jobs > 1)}"
+            f"  at most {plan.runs} runs, about {duration(plan.seconds / jobs / how.ranks)} with {jobs} job{'s' * (jobs > 1)}"
             f"{f' of {how.ranks} ranks' if how.ranks > 1 else ''}; what is done already is not run again"
         )
 
@@ -187,53 +183,3 @@ def outcome_of(experiment: Experiment, results: Results) -> Outcome:
     except StopIteration as end:
         outcome: Outcome = end.value
         return outcome
-
-
-def estimate(experiment: Experiment, device: str) -> tuple[int, float]:
-    """How many runs an experiment has at most, and how many seconds of one job they take, from a few steps of each method."""
-    options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
-    problem = PROBLEMS[experiment.problem](options, 0, torch.device(device))
-    log_every = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget).log_every
-    runs, seconds = 0, 0.0
-    cost: dict[str, float] = {}
-    evaluation: float | None = None
-    for entry, (count, back_propagations) in zip(experiment.entries, _counts(experiment), strict=True):
-        if entry.method not in cost:
-            cost[entry.method] = _seconds(Driver(entry.method, problem, entry.grid()[0]).advance, 0.2)
-            if evaluation is None:
-                evaluation = _evaluation(problem, cost[entry.method])
-        runs += count
-        seconds += back_propagations * cost[entry.method] + (count + back_propagations / log_every) * (evaluation or 0.0)
-    return runs, seconds
-
-
-def _counts(experiment: Experiment) -> Iterator[tuple[int, int]]:
-    yield from experiment.expected_back_propagations().values()
-
-
-def _evaluation(problem: Problem, back_propagation: float) -> float:
-    """How long an evaluation takes: measured where that is quick, else a third of a back-propagation a mini-batch."""
-    if problem.stream.rows > 5_000:
-        return problem.stream.per_epoch * back_propagation / 3
-    start = time.perf_counter()
-    problem.evaluate()
-    return time.perf_counter() - start
-
-
-def _seconds(work: Callable[[], Any], at_least: float) -> float:
-    """How long it takes, the first time left out: a mean over so many seconds, and over two at least."""
-    work()
-    start, times = time.perf_counter(), 0
-    while times < 2 or time.perf_counter() - start < at_least:
-        work()
-        times += 1
-    return (time.perf_counter() - start) / times
-
-
-def duration(seconds: float) -> str:
-    """In words that fit the length."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 90 * 60:
-        return f"{round(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h"
