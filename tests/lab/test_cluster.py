@@ -25,7 +25,7 @@ title = "a small sweep"
 figure = "loss"
 problem = "regression"
 seeds = 2
-budget = { epochs = 150 }
+budget = { epochs = 120 }
 log_every = 20
 [selection]
 after = { epochs = 100 }
@@ -118,15 +118,13 @@ def wait_until(what, *processes, seconds=120):
     return found
 
 
-def runs_of(process, out, with_checkpoint=True):
-    """The runs that a worker is at."""
-    return [
-        run
-        for run in Store(out).runs()
-        if (run.claimant() or {}).get("pid") == process.pid
-        and ((run.folder / "checkpoint.pt").exists() or not with_checkpoint)
-        and run.result() is None
-    ]
+def runs_of(process, out):
+    """The runs that a worker is in the middle of."""
+    return [run for run in Store(out).runs() if is_by(process, run) and (run.folder / "checkpoint.pt").exists()]
+
+
+def is_by(process, run):
+    return (run.claimant() or {}).get("pid") == process.pid and run.result() is None
 
 
 def kill(process):
@@ -135,9 +133,7 @@ def kill(process):
 
 
 def assert_same_as_undisturbed(out, folder):
-    runs = Store(out).runs()
-    assert len(runs) == 4 + 4, "grid and winners"
-    for run in runs:
+    for run in Store(out).runs():
         alone = folder_of(Store(folder / "undisturbed"), run.spec)
         execute(alone, {})
         assert numbers(run) == numbers(alone)
@@ -157,16 +153,16 @@ def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(pr
     out = tmp_path / "out"
     address, _ = processes_of.scheduler()
     first, second = processes_of.worker(address), processes_of.worker(address)
+    brake = tmp_path / f"brake-{second.pid}"
+    brake.touch()
     client = processes_of.sweep(address, out)
     wait_until(lambda: runs_of(first, out), client, first)
     kill(first)
     third = processes_of.worker(address)
-    wait_until(lambda: runs_of(third, out), client, second, third)
-
-    brake = tmp_path / f"brake-{second.pid}"
-    brake.touch()
-    held = wait_until(lambda: runs_of(second, out, with_checkpoint=False), client, second)[0].spec.identity
+    wait_until(lambda: f" {third.pid}\n" in (tmp_path / "asked").read_text(), client, second, third)
+    (held,) = wait_until(lambda: [run.spec.identity for run in Store(out).runs() if is_by(second, run)], client, second)
     kill(client)
+
     address, _ = processes_of.scheduler()
     client = processes_of.sweep(address, out)
     wait_until(lambda: "there is no worker" in client.said(), client)
@@ -181,6 +177,7 @@ def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(pr
     assert pids == {first.pid, second.pid, third.pid, last.pid}
     assert any(len(set(trail)) > 1 for trail in trails), "a run was handed on in its middle"
     assert set((tmp_path / f"steps-{held}").read_text().split()) == {str(second.pid)}, "who asked meanwhile had nothing left to do"
+    assert len(Store(out).runs()) == 4 + 4, "grid and winners"
     assert_same_as_undisturbed(out, tmp_path)
 
 
@@ -230,18 +227,19 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
 
 def test_workers_of_this_machine_stop_with_ctrl_c_and_go_on_with_the_same_numbers(processes_of, tmp_path):
     out = tmp_path / "out"
-    client = processes_of.sweep("local:2", out)
+    experiment = SHORT.replace("epochs = 20", "epochs = 150")
+    client = processes_of.sweep("local:2", out, experiment)
     wait_until(lambda: list(out.glob("runs/*/*/checkpoint.pt")), client)
     os.killpg(client.pid, signal.SIGINT)  # as a terminal does
     assert client.wait() == 130, client.said()
     assert "Traceback" not in client.said()
     wait_until(lambda: not any(run.is_locked() for run in Store(out).runs()))
 
-    client = processes_of.sweep("local:2", out)
+    client = processes_of.sweep("local:2", out, experiment)
     assert client.wait() == 0, client.said()
     assert "with 2 jobs" in client.said()
     assert "Traceback" not in client.said()
-    assert {run.environment()["threads"] for run in Store(out).runs()} == {share(2)}
+    assert [run.environment()["threads"] for run in Store(out).runs()] == [share(2)] * 3
     assert_same_as_undisturbed(out, tmp_path)
 
     before = {run.folder: run.log_path.stat().st_mtime_ns for run in Store(out).runs()}

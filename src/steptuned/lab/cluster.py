@@ -83,10 +83,10 @@ class Dask:
 
     @property
     def jobs(self) -> int:
-        return max(1, len(self.client.nthreads()))
+        return max(1, len(self._threads()))
 
     def refuse_threads(self) -> None:
-        threads = max(self.client.nthreads().values(), default=1)
+        threads = max(self._threads().values(), default=1)
         if threads > 1:
             raise one_thread(self.address, threads)
 
@@ -105,7 +105,8 @@ class Dask:
 
     def _submit(self, run: Run) -> "Future[None]":
         data = os.environ.get("STEPTUNED_DATA")
-        return self.client.submit(task, run.folder.absolute(), self.how, data, self.address, pure=False)
+        where = data and str(Path(data).absolute())
+        return self.client.submit(task, run.folder.absolute(), self.how, where, self.address, pure=False)
 
     def _was_given_up(self, future: "Future[None]") -> bool:
         """By the scheduler, because workers died that had it; which may have been another run's fault."""
@@ -128,9 +129,13 @@ class Dask:
         return Try(tried.run, self._submit(tried.run), signs, barren)
 
     def _waits_for(self) -> str:
+        return "" if self._threads() else f"there is no worker at {self.address}; waiting for one"
+
+    def _threads(self) -> dict[str, int]:
+        """Of each worker there is now."""
         try:
-            return "" if self.client.nthreads() else f"there is no worker at {self.address}; waiting for one"
-        except (OSError, ValueError):
+            return self.client.nthreads()
+        except Exception:  # it depends on the moment which one
             raise self._gone() from None
 
     def _gone(self) -> EngineError:
