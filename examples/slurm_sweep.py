@@ -3,8 +3,10 @@
     python examples/slurm_sweep.py --workers 32 --memory 4GB -- reproduce figure-4 --scale paper --out /shared/results
 
 Submits one job a worker and keeps as many: a job that ends, at its time limit or before, is replaced by a new one. What follows
-`--` is the command of `steptuned`, whose folder --out must be on a file system that all nodes share. Stop and start it at will:
-what was done is in that folder, and checkpoints are. Needs the extras `lab` and `dask`.
+`--` is the command of `steptuned`, whose folder --out must be on a file system that all nodes share, and one with locks (flock).
+Stop it and start it again at will: what was done is in that folder. Needs the extras `lab` and `dask`.
+
+Tried with SLURM 22.05 on one machine, where jobs were killed and ran into their time limit; not on several nodes.
 
 With --job-script it submits nothing and prints what it would submit. Where jobs may not connect to the machine they come from,
 start the scheduler and the workers in jobs of your own (`dask scheduler`, `dask worker ADDRESS --nthreads 1 --nworkers N`) and
@@ -35,8 +37,12 @@ def main() -> int:
             print(cluster.job_script())
             return 0
         cluster.adapt(minimum_jobs=arguments.workers, maximum_jobs=arguments.workers)
-        steptuned = [sys.executable, "-m", "steptuned.lab.cli", *arguments.command]
-        return subprocess.call([*steptuned, "--dask", cluster.scheduler_address])
+        command = [sys.executable, "-m", "steptuned.lab.cli", *arguments.command, "--dask", cluster.scheduler_address]
+        with subprocess.Popen(command) as steptuned:
+            try:
+                return steptuned.wait()
+            except KeyboardInterrupt:  # which it got too
+                return steptuned.wait()
 
 
 def cluster_of(arguments: argparse.Namespace) -> SLURMCluster:

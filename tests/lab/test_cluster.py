@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -227,7 +228,7 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
 
 def test_workers_of_this_machine_stop_with_ctrl_c_and_go_on_with_the_same_numbers(processes_of, tmp_path):
     out = tmp_path / "out"
-    experiment = SHORT.replace("epochs = 20", "epochs = 150")
+    experiment = SHORT.replace("epochs = 20", "epochs = 100")
     client = processes_of.sweep("local:2", out, experiment)
     wait_until(lambda: list(out.glob("runs/*/*/checkpoint.pt")), client)
     os.killpg(client.pid, signal.SIGINT)  # as a terminal does
@@ -305,3 +306,33 @@ def test_data_are_where_the_worker_says_or_else_where_the_client_says(monkeypatc
     with _data("the client's"):
         assert os.environ["STEPTUNED_DATA"] == seen
     assert os.environ.get("STEPTUNED_DATA") == own
+
+
+SLURM = Path(__file__).parents[2] / "examples" / "slurm_sweep.py"
+
+
+def slurm_sweep(*arguments):
+    return subprocess.run([sys.executable, SLURM, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_the_job_script_for_slurm_starts_one_worker_with_one_thread():
+    done = slurm_sweep(
+        "--job-script", "--cores", 3, "--memory", "2GB", "--walltime", "01:00:00", "--partition", "gpu", "--account", "me"
+    )
+    assert done.returncode == 0, done.stderr
+    asked = {line.removeprefix("#SBATCH ") for line in done.stdout.splitlines() if line.startswith("#SBATCH")}
+    assert {"-p gpu", "-A me", "-n 1", "--cpus-per-task=3", "--mem=2G", "-t 01:00:00"} <= asked
+    (worker,) = [line for line in done.stdout.splitlines() if "dask_worker" in line]
+    assert worker.startswith(sys.executable)
+    assert "--nthreads 1 " in worker
+    assert "--nworkers" not in worker
+    assert "export OMP_NUM_THREADS=3 MKL_NUM_THREADS=3" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="there is no SLURM here")
+def test_a_sweep_on_slurm(tmp_path):
+    (tmp_path / "small.toml").write_text(SHORT)
+    done = slurm_sweep("--workers", 2, "--memory", "1GB", "--", "run", tmp_path / "small.toml", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(Store(tmp_path / "out").runs()) == 3
+    assert_same_as_undisturbed(tmp_path / "out", tmp_path)
