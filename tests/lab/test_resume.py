@@ -14,7 +14,7 @@ from conftest import make_spec, on_real_data
 from test_store import numbers
 
 from steptuned.lab.run import execute, folder_of
-from steptuned.lab.store import Run, Store
+from steptuned.lab.store import Died, Run, Store
 
 
 def _execute(folder):
@@ -110,6 +110,22 @@ def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_wit
     assert run.is_sound()
 
 
+@pytest.mark.parametrize(("lives", "ends"), [((5, 1, 1), False), ((5, 2, 2, 2, 2), True)], ids=["no further", "one step further"])
+def test_a_run_that_comes_no_further_dies_three_times_and_not_again(tmp_path, processes, lives, ends):
+    """The first checkpoint of a life is where the one before ended; only a later one is progress."""
+    run = folder_of(Store(tmp_path), make_spec(budget=50))
+    for checkpoints in lives:
+        child = processes.Process(target=_execute_images, args=(None, run.folder, checkpoints))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+    if ends:
+        assert execute(run, {}) == "finished"
+    else:
+        with pytest.raises(Died, match="its process died 3 times"):
+            execute(run, {})
+
+
 @on_real_data
 def test_a_run_on_the_real_cifar_10_killed_again_and_again_ends_with_the_same_numbers(tmp_path, processes):
     spec = make_spec(**{**IMAGES, "budget": 24, "options": {"network": "resnet-20", "rows": 100, "test_rows": 20, "batch": 16}})
@@ -125,10 +141,10 @@ title = "a small sweep"
 figure = "loss"
 problem = "regression"
 seeds = 2
-budget = { epochs = 600 }
+budget = { epochs = 300 }
 log_every = 20
 [selection]
-after = { epochs = 200 }
+after = { epochs = 100 }
 [methods.sgd]
 decay = "iteration"
 lr = [1.0, 10.0]
@@ -164,10 +180,6 @@ class Sweep:
         return self.process.wait(300)
 
 
-def all_numbers(folder):
-    return {run.spec.identity: numbers(run) for run in Store(folder).runs()}
-
-
 def checkpoints(folder):
     """What changes as soon as some run has come a little further."""
     return {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/*") if path.name in ("checkpoint.pt", "result.json")}
@@ -176,28 +188,32 @@ def checkpoints(folder):
 def test_a_sweep_killed_again_and_again_ends_with_the_same_numbers(tmp_path):
     path = tmp_path / "experiment.toml"
     path.write_text(EXPERIMENT)
-    undisturbed = Sweep(path, tmp_path / "undisturbed")
-    assert undisturbed.process.wait() == 0, undisturbed.said.read_text()
+    out = tmp_path / "out"
     chance = random.Random(1)
     killed = 0
     while True:
-        sweep = Sweep(path, tmp_path / "disturbed")
-        begun = checkpoints(tmp_path / "disturbed")
-        while sweep.process.poll() is None and (killed == 3 or checkpoints(tmp_path / "disturbed") == begun):
+        sweep = Sweep(path, out)
+        begun = checkpoints(out)
+        while sweep.process.poll() is None and (killed == 2 or checkpoints(out) == begun):
             time.sleep(0.02)
-        time.sleep(chance.uniform(0, 1))
+        time.sleep(chance.uniform(0, 0.2))
         if sweep.process.poll() is not None:
             break
         sweep.kill(signal.SIGKILL)
         killed += 1
     assert sweep.process.returncode == 0, sweep.said.read_text()
-    assert killed == 3
-    assert all_numbers(tmp_path / "disturbed") == all_numbers(tmp_path / "undisturbed")
+    assert killed == 2
+    runs = Store(out).runs()
+    assert len(runs) == 4 + 4, "grid and winners"
+    for run in runs:
+        undisturbed = folder_of(Store(tmp_path / "undisturbed"), run.spec)
+        execute(undisturbed, {})
+        assert numbers(run) == numbers(undisturbed)
 
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
     path = tmp_path / "experiment.toml"
-    path.write_text(EXPERIMENT.replace("epochs = 600", "epochs = 20_000").replace("epochs = 200", "epochs = 10_000"))
+    path.write_text(EXPERIMENT.replace("epochs = 300", "epochs = 20_000").replace("epochs = 100", "epochs = 10_000"))
     sweep = Sweep(path, tmp_path / "out")
     logs = tmp_path / "out" / "runs"
     deadline = time.monotonic() + 300

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import signal
+import socket
 import time
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from conftest import make_spec
 
 from steptuned.lab.run import execute, folder_of
-from steptuned.lab.store import Run, Store
+from steptuned.lab.store import TRIES, Died, Run, Store
 
 ENVIRONMENT = {"torch": "of this test"}
 
@@ -218,6 +220,43 @@ def test_two_processes_never_write_the_same_run(store, tmp_path, processes):
     assert numbers(run) == expected
     assert run.is_sound()
     assert "running" in seen
+
+
+def _die(folder):
+    with Run(folder).claim(ENVIRONMENT):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("forgiven", [False, True])
+def test_a_run_whose_process_died_three_times_is_given_up_until_it_is_forgiven(store, processes, forgiven):
+    run = folder_of(store, make_spec())
+    for deaths in range(TRIES):
+        child = processes.Process(target=_die, args=(run.folder,))
+        child.start()
+        child.join()
+        assert run.claimant() == {"host": socket.gethostname(), "pid": child.pid, "deaths": deaths}
+    if forgiven:
+        run.fail("for whatever reason")
+        run.forgive()
+        assert run.failure() is None
+    else:
+        with pytest.raises(Died, match="its process died 3 times"):
+            execute(run, ENVIRONMENT)
+    assert execute(run, ENVIRONMENT) == "finished"
+
+
+def test_a_run_that_ended_is_never_given_up(store):
+    run = finished(store)
+    (run.folder / "running.json").write_text('{"pid": 1, "deaths": 2}')  # killed between its result and its end
+    assert execute(run, ENVIRONMENT) == "finished"
+    assert run.claimant() is None
+
+
+def test_a_run_that_is_under_way_is_not_forgiven(store):
+    run = folder_of(store, make_spec())
+    with run.claim(ENVIRONMENT):
+        run.forgive()
+        assert run.claimant()["pid"] == os.getpid()
 
 
 def test_files_are_replaced_as_a_whole(store):

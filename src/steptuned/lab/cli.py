@@ -353,7 +353,7 @@ def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -
             stop(f"{experiment.name}: figure = {experiment.figure!r} is not one of {', '.join(figures.FIGURES)}")
         try:
             sweep.announce(experiment)
-        except DataError as error:
+        except (DataError, EngineError) as error:
             stop(str(error))
     for name, experiments in asked.items():
         contents = [experiment.model_dump(mode="json") for experiment in experiments]

@@ -7,7 +7,6 @@ and go.
 
 import logging
 import os
-import queue
 import re
 import time
 from collections.abc import Iterator
@@ -21,8 +20,6 @@ from steptuned.lab.store import ENDED, TRIES, Run
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-
-    Ended = queue.SimpleQueue[Future[None]]
 
 CONNECT_SECONDS = 10
 SHARED_SECONDS = 60.0
@@ -71,10 +68,10 @@ class Try:
 
     run: Run
     future: "Future[None]"
-    claimant: dict[str, Any] | None
-    """Who had begun the run before."""
-    barren: int
-    """How many tries ended without any worker having begun it."""
+    signs: list[Any]
+    """What the store showed when the scheduler had given it up before."""
+    barren: int = 0
+    """How many times it was given up since, while no worker began any run."""
 
 
 class Dask:
@@ -86,62 +83,59 @@ class Dask:
 
     @property
     def jobs(self) -> int:
-        return max(1, len(self.client.nthreads()))
+        return max(1, len(self._threads()))
 
     def refuse_threads(self) -> None:
-        threads = max(self.client.nthreads().values(), default=1)
+        threads = max(self._threads().values(), default=1)
         if threads > 1:
             raise one_thread(self.address, threads)
 
     def process(self, runs: list[Run]) -> Iterator[Run | str]:
-        ended: Ended = queue.SimpleQueue()
-        tries = {}
-        for run in runs:
-            new = self._try(run, ended)
-            tries[new.future.key] = new
+        tries = [Try(run, self._submit(run), []) for run in runs]
         while tries:
-            try:
-                future = ended.get(timeout=0.5)
-            except queue.Empty:
-                yield self._word()
-                continue
-            tried = tries.pop(future.key)
-            again = self._again(tried, ended)
-            if again is not None:
-                tries[again.future.key] = again
-            else:
-                _wait_for(tried.run)
-                yield tried.run
+            for tried in [tried for tried in tries if tried.future.done()]:
+                if self._was_given_up(tried.future):
+                    tries[tries.index(tried)] = self._again(tried, [len(tries), *(run.claimant() for run in runs)])
+                else:
+                    tries.remove(tried)
+                    _wait_for(tried.run)
+                    yield tried.run
+            yield self._waits_for()
+            time.sleep(0.2)
 
-    def _try(self, run: Run, ended: "Ended", barren: int = 0) -> Try:
-        claimant, data = run.claimant(), os.environ.get("STEPTUNED_DATA")
-        future = self.client.submit(task, run.folder.absolute(), self.how, data, self.address, pure=False)
-        future.add_done_callback(ended.put)
-        return Try(run, future, claimant, barren)
+    def _submit(self, run: Run) -> "Future[None]":
+        data = os.environ.get("STEPTUNED_DATA")
+        where = data and str(Path(data).absolute())
+        return self.client.submit(task, run.folder.absolute(), self.how, where, self.address, pure=False)
 
-    def _again(self, tried: Try, ended: "Ended") -> Try | None:
-        """Hand over once more a run that the scheduler gave up: its workers died, which may have been another run's fault."""
+    def _was_given_up(self, future: "Future[None]") -> bool:
+        """By the scheduler, because workers died that had it; which may have been another run's fault."""
         from distributed import KilledWorker
 
-        if tried.future.status == "finished":
-            return None
-        if tried.future.status == "cancelled":
+        if future.status == "cancelled":
             raise self._gone()
-        error = tried.future.exception()
+        error = future.exception()
         if isinstance(error, EngineError):
             raise error
-        if not isinstance(error, KilledWorker):
+        if error is not None and not isinstance(error, KilledWorker):
             raise EngineError(f"a worker of {self.address} cannot make runs ({type(error).__name__}: {error})")
-        barren = tried.barren + (tried.run.claimant() == tried.claimant)
-        if barren == TRIES:
-            tried.run.fail("workers died again and again before they began it")
-            return None
-        return self._try(tried.run, ended, barren)
+        return error is not None
 
-    def _word(self) -> str:
+    def _again(self, tried: Try, signs: list[Any]) -> Try:
+        """Hand a run over once more. The store counts the deaths of those who began it; here only who began nothing is counted."""
+        barren = tried.barren + 1 if signs == tried.signs else 0
+        if barren == TRIES:
+            raise EngineError(f"the workers of {self.address} die before they begin a run: see what they say")
+        return Try(tried.run, self._submit(tried.run), signs, barren)
+
+    def _waits_for(self) -> str:
+        return "" if self._threads() else f"there is no worker at {self.address}; waiting for one"
+
+    def _threads(self) -> dict[str, int]:
+        """Of each worker there is now."""
         try:
-            return "" if self.client.nthreads() else f"waiting for a worker at {self.address}"
-        except (OSError, ValueError):
+            return self.client.nthreads()
+        except Exception:  # it depends on the moment which one
             raise self._gone() from None
 
     def _gone(self) -> EngineError:

@@ -42,7 +42,7 @@ class Engine(Protocol):
         """How many runs it makes at the same time."""
 
     def process(self, runs: list[Run]) -> Iterator[Run | str]:
-        """Make them all. Gives each run when it has ended, and in between, now and then, a word to show: often an empty one."""
+        """Make them all. Gives each run when it has ended, and now and then what it waits for, empty if for nothing else."""
 
     def stop(self) -> str:
         """Begin no run any more. Returns what is to be said about those that are under way."""

@@ -125,14 +125,17 @@ class Sweep:
             run.forgive()
         with self._progress() as progress:
             task = progress.add_task(title, total=len(runs), completed=len(runs) - len(missing), loss="")
+            said = ""
             try:
                 for news in self.engine.process(list(missing)):
                     if isinstance(news, Run):
                         missing.remove(news)
                         self._judge(news)
-                        progress.update(task, advance=1, loss=self._losses(missing))
-                    else:
-                        progress.update(task, loss=news or self._losses(missing))
+                        progress.advance(task)
+                    elif news != said:
+                        self.console.print(f"  [yellow]{news}[/]" if news else "  [yellow]it goes on[/]")
+                        said = news
+                    progress.update(task, loss=self._losses(missing))
             except KeyboardInterrupt:
                 ignore_interrupts()  # the user may press it twice
                 remark = self.engine.stop()

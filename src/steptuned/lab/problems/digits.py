@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from steptuned.lab.problems.base import Batch, NetworkProblem, Stream
@@ -21,6 +20,8 @@ class Digits(NetworkProblem):
     description: ClassVar[str] = "8x8 handwritten digits, a small convolutional network"
 
     def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
+        from sklearn.datasets import load_digits  # a second that all other problems need not wait
+
         images, labels = load_digits(return_X_y=True)
         order = np.random.default_rng(derive_seed("split", "digits")).permutation(len(labels))
         x = torch.tensor(images[order] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8).to(device)
