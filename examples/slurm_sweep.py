@@ -37,7 +37,7 @@ def main() -> int:
             print(cluster.job_script())
             return 0
         cluster.adapt(minimum_jobs=arguments.workers, maximum_jobs=arguments.workers)
-        command = [sys.executable, "-m", "steptuned.lab.cli", *arguments.command, "--dask", cluster.scheduler_address]
+        command = [sys.executable, "-m", "steptuned", *arguments.command, "--dask", cluster.scheduler_address]
         with subprocess.Popen(command) as steptuned:
             try:
                 return steptuned.wait()

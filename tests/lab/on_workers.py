@@ -29,7 +29,7 @@ def telling_execute(run, *arguments):
     return execute(run, *arguments)
 
 
-def telling_train(run, spec, *arguments):
+def telling_train(spec, *arguments):
     def telling_advance(self):
         append(f"steps-{spec.identity}")
         while (FOLDER / f"brake-{os.getpid()}").exists():
@@ -40,7 +40,7 @@ def telling_train(run, spec, *arguments):
         append(f"steps-{spec.identity}")
         os.kill(os.getpid(), signal.SIGKILL)
     Driver.advance = telling_advance
-    return train(run, spec, *arguments)
+    return train(spec, *arguments)
 
 
 def dask_setup(worker):

@@ -90,7 +90,7 @@ class Processes:
         path = self.folder / "small.toml"
         path.write_text(experiment)
         options = ("--out", out, "--checkpoint-seconds", "0.05")
-        return self.start("steptuned.lab.cli", "run", path, "--dask", address, *options)
+        return self.start("steptuned", "run", path, "--dask", address, *options)
 
     def kill_all(self):
         for process in self.started:

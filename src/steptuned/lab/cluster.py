@@ -145,6 +145,9 @@ class Dask:
         self.client.close(timeout=CONNECT_SECONDS)
         return "; what the cluster's workers are at goes to its end" if self.foreign else ""
 
+    def close(self) -> None:
+        self.client.close(timeout=CONNECT_SECONDS)
+
 
 def task(folder: Path, how: How, data: str | None, address: str) -> None:
     """What a worker of the cluster does with one run."""
