@@ -25,7 +25,7 @@ bench: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,dask,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,dask,lightning,huggingface,docs,tensorboard,dev]'
 	touch $@
 
 clean:
