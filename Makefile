@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs dist bench clean
 
 demo: $(READY)
 	$(BIN)/steptuned reproduce figure-1 figure-2 figure-3 digits --scale demo --out demo
@@ -17,6 +17,15 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/packaging/smoke.py dist
+
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/lab.py
@@ -29,4 +38,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

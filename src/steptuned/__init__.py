@@ -1,5 +1,7 @@
 """Step-Tuned SGD for PyTorch: SGD whose step is tuned by the curvature that a second pass over each mini-batch shows."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from steptuned.optim.armijo import ArmijoGD
 from steptuned.optim.barzilai_borwein import BarzilaiBorweinGD
 from steptuned.optim.gradient_variation import ExactGV, ExpectedGV, StochasticGV
@@ -8,7 +10,10 @@ from steptuned.optim.step_tuned_sgd import StepTunedSGD
 from steptuned.replay import replay
 from steptuned.schedule import RobbinsMonroLR
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("steptuned")
+except PackageNotFoundError:  # a folder on the path, not installed
+    __version__ = "unknown"
 
 __all__ = [
     "ArmijoGD",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Replay:
-    """Remembers torch's random states; :meth:`rewind` puts them back.
+    """Remembers torch's random states; `rewind` puts them back.
 
     Covered: torch's default generator on the CPU and on the given devices. Not covered: Python's
     ``random``, NumPy, and generators made by hand (``torch.Generator()``), which no one but their owner can find.
@@ -46,12 +46,13 @@ def replay(optimizer: torch.optim.Optimizer | None = None) -> Replay:
     With an optimizer: those of the CPU and of every device its parameters are on. Without: those of
     the CPU and, where there is one, of the current accelerator.
 
-    >>> import torch, steptuned
-    >>> noise = steptuned.replay()
-    >>> first = torch.rand(3)
-    >>> noise.rewind()
-    >>> bool((torch.rand(3) == first).all())
-    True
+    Examples:
+        >>> import torch, steptuned
+        >>> noise = steptuned.replay()
+        >>> first = torch.rand(3)
+        >>> noise.rewind()
+        >>> bool((torch.rand(3) == first).all())
+        True
     """
     if optimizer is not None:
         return Replay({p.device for group in optimizer.param_groups for p in group["params"]})

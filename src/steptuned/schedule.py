@@ -9,27 +9,28 @@ from steptuned.optim.arguments import check
 
 
 class RobbinsMonroLR(LRScheduler):
-    r"""Decay the learning rate of any optimizer as :math:`\alpha / q^{1/2+\delta}`, with q = 1 + t // every.
+    r"""Decay the learning rate of any optimizer as $\alpha / q^{1/2+\delta}$, with q = 1 + t // every.
 
-    t counts the calls of :meth:`step`. Called once an epoch, with ``every=1``, it is the schedule with which the
+    t counts the calls of `step`. Called once an epoch, with ``every=1``, it is the schedule with which the
     paper trains its networks; called once an iteration, the one of its algorithms.
 
     Args:
-        optimizer: any torch optimizer (a :class:`steptuned.StepTunedSGD` should have ``decay_every=None``, as it would
+        optimizer: any torch optimizer (a `steptuned.StepTunedSGD` should have ``decay_every=None``, as it would
             otherwise decay twice).
         delta: in [0, 1/2). The paper takes 0.001.
-        every: how many calls of :meth:`step` make one q. Need not be whole.
+        every: how many calls of `step` make one q. Need not be whole.
         last_epoch: the last t, -1 to begin.
 
-    >>> import torch
-    >>> from steptuned import RobbinsMonroLR
-    >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    >>> scheduler = RobbinsMonroLR(optimizer, delta=0.0)
-    >>> for _ in range(3):
-    ...     optimizer.step()
-    ...     scheduler.step()
-    >>> scheduler.get_last_lr()
-    [0.5]
+    Examples:
+        >>> import torch
+        >>> from steptuned import RobbinsMonroLR
+        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        >>> scheduler = RobbinsMonroLR(optimizer, delta=0.0)
+        >>> for _ in range(3):
+        ...     optimizer.step()
+        ...     scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.5]
     """
 
     def __init__(self, optimizer: Optimizer, delta: float = 0.001, every: float = 1, last_epoch: int = -1) -> None:

@@ -207,3 +207,23 @@ def test_help_is_there(command):
     done = inside(*command, "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout
+
+
+def test_plan_counts_runs_time_arithmetic_and_disk_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = inside("plan", "figure-1", "figure-2", "digits", "--scale", "demo")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
+    assert rows["figure-2"][1:3] == ["40", "16,000"]
+    assert float(rows["figure-2"][-2]) == 0, "a regression by hand has no layers"
+    assert float(rows["digits"][-2]) > 0
+    assert int(rows["all"][1]) == int(rows["figure-2"][1]) + int(rows["digits"][1])
+    assert not list(tmp_path.iterdir())
+    assert "there is no experiment 'figure-9'" in inside("plan", "figure-9").stderr
+
+
+def test_without_the_packages_of_the_laboratory_the_command_says_how_to_get_them():
+    code = "import sys; sys.modules['typer'] = None; from steptuned.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "steptuned: the laboratory needs more packages (typer is missing): pip install 'steptuned[lab]'\n"

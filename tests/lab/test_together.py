@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import all_numbers
+from test_store import numbers
 
 from steptuned.lab.experiment import load
 from steptuned.lab.methods import METHODS, Driver
@@ -72,6 +72,10 @@ class Started:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         (found,) = [int(pid) for pid in children if f"\0RANK={index}\0" in Path(f"/proc/{pid}/environ").read_text()]
         return found
+
+
+def all_numbers(folder):
+    return {run.spec.identity: numbers(run) for run in Store(folder).runs()}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Real ranks, started by torchrun on gloo, go the way of a single process on the joined mini-batches."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +19,10 @@ ON_TWO = (
 ON_FOUR = "ddp fsdp fsdp_clipped fsdp_replicated fsdp_mixed fsdp_scaled tensor tensor_and_fsdp resumed"
 
 
-def torchrun(number, folder, *names):
+def torchrun(number, *script):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    script = [str(HERE / "ranks.py"), str(folder), *names]
-    return subprocess.run([*command, *script], env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run([*command, *map(str, script)], env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def results(tmp_path_factory):
     """Everything that 2 ranks do, then everything that 4 ranks do, some of it with the checkpoints of the 2."""
     folder = tmp_path_factory.mktemp("ranks")
     for number, names in ((2, ON_TWO), (4, ON_FOUR)):
-        done = torchrun(number, folder, *names.split())
+        done = torchrun(number, HERE / "ranks.py", folder, *names.split())
         assert done.returncode == 0, done.stderr[-5000:]
 
     def read(name, number):
@@ -176,13 +176,13 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one(results, straight, begin):
 
 
 def test_a_rank_that_dies_ends_the_others_and_a_restart_goes_on(tmp_path, straight):
-    done = torchrun(2, tmp_path, "killed")
+    done = torchrun(2, HERE / "ranks.py", tmp_path, "killed")
     assert done.returncode == 1
     assert "Signal 9 (SIGKILL)" in done.stderr
     assert "local_rank: 1" in done.stderr
     assert not list(tmp_path.glob("*.pt"))
     assert (tmp_path / "saved-14").exists()
-    done = torchrun(2, tmp_path, "killed")
+    done = torchrun(2, HERE / "ranks.py", tmp_path, "killed")
     assert done.returncode == 0, done.stderr[-5000:]
     assert_same_way([torch.load(tmp_path / f"killed-2-{rank}.pt", weights_only=True) for rank in range(2)], straight)
 
@@ -212,6 +212,16 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+SCRIPTS = re.findall(r"```python\n(# (\w+\.py).*?)```", (HERE.parents[1] / "docs" / "scaling.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(("code", "name"), SCRIPTS, ids=[name for _, name in SCRIPTS])
+def test_the_scripts_of_the_documents_run(tmp_path, code, name):
+    (tmp_path / name).write_text(code)
+    done = torchrun(2, tmp_path / name)
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 def test_what_is_not_supported_is_refused(results):

@@ -22,6 +22,7 @@ from rich.table import Table
 from steptuned.lab.data import DataError, commands
 from steptuned.lab.engine import Engine, EngineError, How, Local, Together
 from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, load_all, panels_of, paper_experiments
+from steptuned.lab.extensions import ExtensionError, extend
 from steptuned.lab.methods import METHODS
 from steptuned.lab.plan import Plan, duration, estimate
 from steptuned.lab.problems import PROBLEMS
@@ -80,13 +81,24 @@ StoreArgument = Annotated[Path, typer.Argument(help="The folder given as --out."
 
 
 @app.callback()
-def _begin() -> None:
+def _begin(
+    context: typer.Context,
+    with_: Annotated[
+        list[Path], typer.Option("--with", metavar="FILE", help="A Python file with problems, methods or figures of your own.")
+    ] = [],  # noqa: B006 - typer makes a new one
+) -> None:
     if started_by_torchrun() and os.environ["RANK"] != "0":
         console.quiet = errors.quiet = True  # the lead speaks for all
+    context.obj = tuple(path.absolute() for path in with_)
+    try:
+        extend(context.obj)
+    except ExtensionError as error:
+        stop(str(error))
 
 
 @app.command()
 def reproduce(
+    context: typer.Context,
     names: Names,
     scale: ScaleOption = Scale.small,
     jobs: JobsOption = None,
@@ -107,7 +119,7 @@ def reproduce(
     """
     figures = _asked(names, scale)
     _find_data(data)
-    sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard), console)
+    sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard, context.obj), console)
     _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.how.ranks), _is_asked(ILLUSTRATION, names), sweep)
     if _is_asked(WALL_CLOCK, names):
         _time(out, scale.value, sweep.engine.how.device, "bfloat16" if autocast else "float32")
@@ -115,6 +127,7 @@ def reproduce(
 
 @app.command()
 def run(
+    context: typer.Context,
     files: Files,
     scale: ScaleOption = Scale.paper,
     jobs: JobsOption = None,
@@ -129,7 +142,7 @@ def run(
     """Run experiments of your own, each defined in a TOML file, and draw their figures."""
     figures = {path.stem: _load(path, scale) for path in files}
     _find_data(data)
-    sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard), console)
+    sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard, context.obj), console)
     _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.how.ranks), False, sweep)
 
 
@@ -389,6 +402,7 @@ def _engine(
     device: str,
     checkpoint_seconds: float,
     tensorboard: Path | None,
+    extensions: tuple[Path, ...],
 ) -> Engine:
     where = _device(device)
     double = {e.problem for experiments in asked.values() for e in experiments if PROBLEMS[e.problem].double}
@@ -396,7 +410,7 @@ def _engine(
         if device != "auto":
             stop(f"{', '.join(sorted(double))} computes in double precision, which mps has not; use --device cpu")
         where = "cpu"
-    how = How(where, checkpoint_seconds, _tensorboard(tensorboard))
+    how = How(where, checkpoint_seconds, _tensorboard(tensorboard), extensions=extensions)
     if started_by_torchrun():
         if jobs is not None or dask is not None:
             stop("under torchrun its processes make one run after the other together: leave out --jobs and --dask")

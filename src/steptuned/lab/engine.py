@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from joblib.externals.loky import get_reusable_executor
 
+from steptuned.lab.extensions import extend
 from steptuned.lab.ranks import Ranks
 from steptuned.lab.run import CHECKPOINT_SECONDS, environment_now, execute
 from steptuned.lab.store import ENDED, Died, Run
@@ -28,6 +29,8 @@ class How:
     """Of torch; None: as many as the worker has."""
     ranks: int = 1
     """Processes that make each run together."""
+    extensions: tuple[Path, ...] = ()
+    """Files of problems and methods that the package does not have."""
 
 
 class EngineError(Exception):
@@ -62,6 +65,7 @@ def work(folder: Path, how: How) -> None:
         torch.set_num_threads(how.threads)
     run = Run(folder)
     try:
+        extend(how.extensions)
         execute(run, environment_now(how.device, torch.get_num_threads()), how.device, how.checkpoint_seconds, how.tensorboard)
     except Died as died:
         run.fail(str(died))

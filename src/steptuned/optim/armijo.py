@@ -15,10 +15,10 @@ from steptuned.optim.arguments import check
 class ArmijoGD(Optimizer):
     r"""Gradient descent with backtracking: the first t of lr, lr shrink, lr shrink^2, ... that satisfies
 
-    .. math:: J(\theta - t \nabla J(\theta)) \le J(\theta) - \mathrm{slope}\; t\, |\nabla J(\theta)|^2.
+    $$J(\theta - t \nabla J(\theta)) \le J(\theta) - \mathrm{slope}\; t\, |\nabla J(\theta)|^2.$$
 
     Where none of ``max_backtracks + 1`` trials does, the parameters stay where they are. One back-propagation an iteration and
-    one evaluation of J a trial, which :attr:`evaluations` counts.
+    one evaluation of J a trial, which `evaluations` counts.
 
     Args:
         params: parameters or groups of them. With different ``lr``, t is one factor for all of them, from 1 on.

@@ -8,7 +8,7 @@ from steptuned.optim.gradient_variation import GradientVariation
 
 
 class BarzilaiBorweinGD(GradientVariation):
-    r"""Gradient descent with the step :math:`\mathrm{lr}\,|\Delta\theta_k|^2 / |\langle \Delta g_k, \Delta\theta_k \rangle|`.
+    r"""Gradient descent with the step $\mathrm{lr}\,|\Delta\theta_k|^2 / |\langle \Delta g_k, \Delta\theta_k \rangle|$.
 
     For gradients without noise; neither clipped nor decayed. Where the curvature is exactly zero the quotient is infinite and
     the step of the iteration before is taken again. One back-propagation an iteration.

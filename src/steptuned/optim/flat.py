@@ -54,7 +54,7 @@ def second_pass(
 
 
 def first_pass_in_chunks(params: Tensors, grads: Tensors, g0: Tensors, step: Tensor, weight_decay: float) -> None:
-    """:func:`first_pass` with g0 = gradient + weight_decay theta_k, written into ``g0`` unless that is the gradient itself."""
+    """`first_pass` with g0 = gradient + weight_decay theta_k, written into ``g0`` unless that is the gradient itself."""
     alpha = -step.item()
     for p, grad, held in zip(params, grads, g0, strict=True):
         for p_, grad_, g0_ in zip(*(_chunks(t) for t in (p, grad, held)), strict=True):
@@ -72,7 +72,7 @@ def second_pass_in_chunks(
     beta: float,
     weight_decay: float,
 ) -> Tensor:
-    """:func:`second_pass` along g0, with g1 = gradient + weight_decay theta_{k+1/2}."""
+    """`second_pass` along g0, with g1 = gradient + weight_decay theta_{k+1/2}."""
     alpha = -step.item()
     along = square = 0.0
     scratch = torch.empty(2, CHUNK, dtype=G[0].dtype)
@@ -99,7 +99,7 @@ def add_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:
 
 
 def fade(G: Tensor, beta: float, valid: Tensor | None) -> None:
-    """G_k = beta G_{k-1}: what is left of :func:`second_pass` for a parameter that lacks a gradient."""
+    """G_k = beta G_{k-1}: what is left of `second_pass` for a parameter that lacks a gradient."""
     G.mul_(beta if valid is None else torch.where(valid, beta, 1.0).to(G.dtype))
 
 

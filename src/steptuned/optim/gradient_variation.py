@@ -17,10 +17,10 @@ Vector = Sequence[Tensor]
 
 
 class GradientVariation(Optimizer):
-    r"""Gradient descent with the step :math:`\mathrm{lr}\,\gamma_k`, gamma measured over the last displacement.
+    r"""Gradient descent with the step $\mathrm{lr}\,\gamma_k$, gamma measured over the last displacement.
 
-    Iteration k measures :math:`\gamma_k = |\Delta\theta_k|^2 / \langle G_k, \Delta\theta_k \rangle` with
-    :math:`\Delta\theta_k = \theta_k - \theta_{k-1}`; the first has :math:`\gamma_0 = 1`. A subclass says what :math:`G_k` is,
+    Iteration k measures $\gamma_k = |\Delta\theta_k|^2 / \langle G_k, \Delta\theta_k \rangle$ with
+    $\Delta\theta_k = \theta_k - \theta_{k-1}$; the first has $\gamma_0 = 1$. A subclass says what $G_k$ is,
     and what becomes of the quotient. One back-propagation an iteration, used as any torch optimizer. A parameter without a
     gradient has a zero gradient. A measurement that is not finite is ignored, and gamma kept.
     """
@@ -107,8 +107,8 @@ class GradientVariation(Optimizer):
 class StochasticGV(GradientVariation):
     r"""Algorithm 3: G is the difference of two mini-batch gradients.
 
-    That is :math:`\nabla J_{B_k}(\theta_k) - \nabla J_{B_{k-1}}(\theta_{k-1})`, so one back-propagation an iteration is enough.
-    The step is :math:`\mathrm{lr}\,\gamma_k / (k+1)^{1/2+\delta}`, with gamma clipped to the bounds [m, M].
+    That is $\nabla J_{B_k}(\theta_k) - \nabla J_{B_{k-1}}(\theta_{k-1})$, so one back-propagation an iteration is enough.
+    The step is $\mathrm{lr}\,\gamma_k / (k+1)^{1/2+\delta}$, with gamma clipped to the bounds [m, M].
 
     Args:
         params: parameters or groups of them, which may have their own ``lr``.
@@ -155,12 +155,12 @@ class _Asking(StochasticGV):
 
 
 class ExactGV(_Asking):
-    r"""Algorithm 4: G is the difference of two full gradients, :math:`\nabla J(\theta_k) - \nabla J(\theta_{k-1})`.
+    r"""Algorithm 4: G is the difference of two full gradients, $\nabla J(\theta_k) - \nabla J(\theta_{k-1})$.
 
     Args:
         params: parameters or groups of them, which may have their own ``lr``.
         full_gradient: called at theta_k, returns the gradient of J there, a tensor for each parameter.
-        lr, nu, bounds, delta: as for :class:`StochasticGV`.
+        lr, nu, bounds, delta: as for `StochasticGV`.
     """
 
     def __init__(self, params: ParamsT, full_gradient: Callable[[], Vector], **options: Any) -> None:
@@ -168,21 +168,20 @@ class ExactGV(_Asking):
 
 
 class ExpectedGV(_Asking):
-    r"""Algorithm 5: G is :math:`-s_{k-1}\,\mathbb{E}[\mathcal{C}_{J_S}(\theta_{k-1})]`.
+    r"""Algorithm 5: G is $-s_{k-1}\,\mathbb{E}[\mathcal{C}_{J_S}(\theta_{k-1})]$.
 
-    Here :math:`\mathcal{C}_{J_S} = \nabla^2 J_S \nabla J_S`, and
-    :math:`s_{k-1}` is the step that led from theta_{k-1} to theta_k. The expectation is over the draw of a mini-batch S; for a
+    Here $\mathcal{C}_{J_S} = \nabla^2 J_S \nabla J_S$, and
+    $s_{k-1}$ is the step that led from theta_{k-1} to theta_k. The expectation is over the draw of a mini-batch S; for a
     finite sum of N terms and mini-batches of b of them, drawn without replacement, it is
 
-    .. math::
-        \frac1b \Bigl(1 - \frac{b-1}{N-1}\Bigr) \frac1N \sum_n H_n g_n + \frac{(b-1)N}{b(N-1)} H g,
+    $$\frac1b \Bigl(1 - \frac{b-1}{N-1}\Bigr) \frac1N \sum_n H_n g_n + \frac{(b-1)N}{b(N-1)} H g,$$
 
-    with :math:`H_n, g_n` Hessian and gradient of the n-th term and H, g their means.
+    with $H_n, g_n$ Hessian and gradient of the n-th term and H, g their means.
 
     Args:
         params: parameters or groups of them, which may have their own ``lr``.
         expectation: called at theta_k, returns that expectation there, a tensor for each parameter.
-        lr, nu, bounds, delta: as for :class:`StochasticGV`.
+        lr, nu, bounds, delta: as for `StochasticGV`.
     """
 
     def __init__(self, params: ParamsT, expectation: Callable[[], Vector], **options: Any) -> None:

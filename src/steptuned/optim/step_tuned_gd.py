@@ -6,9 +6,9 @@ from steptuned.optim.gradient_variation import GradientVariation
 
 
 class StepTunedGD(GradientVariation):
-    r"""Algorithm 1: gradient descent with the step :math:`\mathrm{lr}\,\gamma_k`, for gradients without noise.
+    r"""Algorithm 1: gradient descent with the step $\mathrm{lr}\,\gamma_k$, for gradients without noise.
 
-    :math:`\gamma_k = |\Delta\theta_k|^2 / \langle \Delta g_k, \Delta\theta_k \rangle` where that is positive, nu elsewhere; neither
+    $\gamma_k = |\Delta\theta_k|^2 / \langle \Delta g_k, \Delta\theta_k \rangle$ where that is positive, nu elsewhere; neither
     clipped nor decayed. One back-propagation an iteration.
 
     Args:

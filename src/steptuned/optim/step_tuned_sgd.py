@@ -53,21 +53,22 @@ class Stats(NamedTuple):
 class StepTunedSGD(Scalable, Optimizer):
     r"""SGD with a step tuned by curvature, which a second pass over the same mini-batch shows.
 
-    For mini-batches :math:`B_0, B_1, \dots`, from :math:`G_{-1} = 0` and :math:`\gamma_0 = 1`, iteration k is
+    For mini-batches $B_0, B_1, \dots$, from $G_{-1} = 0$ and $\gamma_0 = 1$, iteration k is
 
-    .. math::
-        \theta_{k+1/2} &= \theta_k - a_k \gamma_k \nabla J_{B_k}(\theta_k), \qquad
-        \theta_{k+1} = \theta_{k+1/2} - a_k \gamma_k \nabla J_{B_k}(\theta_{k+1/2}), \\
-        \Delta\theta &= \theta_{k+1/2} - \theta_k, \qquad
-        \Delta g = \nabla J_{B_k}(\theta_{k+1/2}) - \nabla J_{B_k}(\theta_k), \\
-        G_k &= \beta G_{k-1} + (1-\beta) \Delta g, \qquad \hat G_k = G_k / (1 - \beta^{k+1}), \\
-        \gamma_{k+1} &= \begin{cases} |\Delta\theta|^2 / \langle \hat G_k, \Delta\theta \rangle
-            & \text{if } \langle \hat G_k, \Delta\theta \rangle > 0 \\ \nu & \text{otherwise} \end{cases}
-        \quad\text{clipped to } [m, M],
+    $$\begin{aligned}
+    \theta_{k+1/2} &= \theta_k - a_k \gamma_k \nabla J_{B_k}(\theta_k), \qquad
+    \theta_{k+1} = \theta_{k+1/2} - a_k \gamma_k \nabla J_{B_k}(\theta_{k+1/2}), \\
+    \Delta\theta &= \theta_{k+1/2} - \theta_k, \qquad
+    \Delta g = \nabla J_{B_k}(\theta_{k+1/2}) - \nabla J_{B_k}(\theta_k), \\
+    G_k &= \beta G_{k-1} + (1-\beta) \Delta g, \qquad \hat G_k = G_k / (1 - \beta^{k+1}), \\
+    \gamma_{k+1} &= \begin{cases} |\Delta\theta|^2 / \langle \hat G_k, \Delta\theta \rangle
+    & \text{if } \langle \hat G_k, \Delta\theta \rangle > 0 \\ \nu & \text{otherwise} \end{cases}
+    \quad\text{clipped to } [m, M],
+    \end{aligned}$$
 
-    with :math:`a_k = \mathrm{lr} / (1 + \lfloor k / \mathrm{decay\_every} \rfloor)^{1/2+\delta}`.
+    with $a_k = \mathrm{lr} / (1 + \lfloor k / \mathrm{decay\_every} \rfloor)^{1/2+\delta}$.
 
-    Each iteration takes two back-propagations of one mini-batch. Three ways to give them, with the same result::
+    Each iteration takes two back-propagations of one mini-batch. Three ways to give them, with the same result:
 
         loss = opt.step(closure)      # (1) the closure, which zeroes, computes and back-propagates, is called twice
 
@@ -82,7 +83,7 @@ class StepTunedSGD(Scalable, Optimizer):
         opt.step()
 
     Forms (1) and (2) make torch draw the same random numbers in both passes (dropout); in form (3)
-    :func:`steptuned.replay` does. One ``step()`` is one iteration in every form.
+    `steptuned.replay` does. One ``step()`` is one iteration in every form.
 
     Args:
         params: parameters or parameter groups. A group may have its own ``lr``, ``weight_decay``, ``maximize`` and ``foreach``.
@@ -103,16 +104,17 @@ class StepTunedSGD(Scalable, Optimizer):
         foreach: True works on lists of tensors at once, False on one after the other, None chooses by size and device.
         replay_rng: the same random numbers in both passes of forms (1) and (2).
 
-    >>> import torch
-    >>> from steptuned import StepTunedSGD
-    >>> theta = torch.tensor([3.0, -2.0], requires_grad=True)
-    >>> opt = StepTunedSGD([theta], lr=0.4)
-    >>> for _ in range(200):
-    ...     for _ in opt.passes():
-    ...         opt.zero_grad()
-    ...         (theta**2).sum().backward()
-    >>> bool(theta.abs().max() < 1e-3)
-    True
+    Examples:
+        >>> import torch
+        >>> from steptuned import StepTunedSGD
+        >>> theta = torch.tensor([3.0, -2.0], requires_grad=True)
+        >>> opt = StepTunedSGD([theta], lr=0.4)
+        >>> for _ in range(200):
+        ...     for _ in opt.passes():
+        ...         opt.zero_grad()
+        ...         (theta**2).sum().backward()
+        >>> bool(theta.abs().max() < 1e-3)
+        True
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class StepTunedSGD(Scalable, Optimizer):
             self.step()
 
     def half_step(self) -> None:
-        """The first half of an iteration, with the gradients of the first pass. The second half is :meth:`step`.
+        """The first half of an iteration, with the gradients of the first pass. The second half is `step`.
 
         It takes the gradients over: ``p.grad`` is None afterwards, so that the second pass cannot be added to the first. Who kept a
         reference to one must not write to it before the second half.

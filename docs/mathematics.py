@@ -1,0 +1,24 @@
+"""Formulas become MathML when the site is built, so that it needs no script and no network to show them."""
+
+import html
+import re
+from typing import Any
+
+from latex2mathml.converter import convert
+
+
+def on_page_content(page: str, **_: Any) -> str:
+    """Called by mkdocs with the HTML of each page, in which `arithmatex` has marked formulas."""
+
+    def inline(found: re.Match[str]) -> str:
+        return convert(_plain(found[1]))
+
+    def display(found: re.Match[str]) -> str:
+        return convert(_plain(found[1]), display="block")
+
+    page = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, page, flags=re.DOTALL)
+    return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', display, page, flags=re.DOTALL)
+
+
+def _plain(formula: str) -> str:
+    return html.unescape(formula).strip()
