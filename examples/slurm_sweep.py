@@ -14,6 +14,7 @@ give `steptuned` the scheduler's address: --dask ADDRESS.
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--job-script", action="store_true", help="print the job script and submit nothing")
     parser.add_argument("command", nargs="*", help="arguments of steptuned")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # dask_jobqueue has made Ctrl-C a success
     with cluster_of(arguments) as cluster:
         if arguments.job_script:
             print(cluster.job_script())
