@@ -6,6 +6,7 @@ import os
 import pkgutil
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -14,15 +15,32 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import typer
 from torch import nn
 
 import steptuned
+from steptuned.lab.cli import app
 from steptuned.lab.experiment import load
 from steptuned.lab.report.figures import FIGURES
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ELSEWHERE = {
+    "scaling.md": "tests/optim/test_ranks.py",
+    "lightning.md": "tests/integrations",
+    "huggingface.md": "tests/integrations",
+}
+"""Pages whose Python needs ranks or frameworks, and what runs it."""
+
+
+def blocks(path, language):
+    """The blocks of a page in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+README = ROOT / "README.md"
+TRAINING = ROOT / "docs" / "recipes" / "training.md"
+TRAINS = [(path, block) for path in (README, TRAINING) for block in blocks(path, "python")]
 
 
 def namespace():
@@ -51,11 +69,11 @@ def process_group():
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
-def test_the_code_of_the_readme_runs_and_moves_the_parameters(block):
+@pytest.mark.parametrize(("page", "block"), TRAINS, ids=[f"{page.name}: {block.splitlines()[0]}" for page, block in TRAINS])
+def test_the_loops_run_and_move_the_parameters(page, block):
     names = namespace()
     before = [p.detach().clone() for p in names["model"].parameters()]
-    exec(compile(block, "README.md", "exec"), names)
+    exec(compile(block, str(page), "exec"), names)
     trains = "for " in block
     moved = any(not torch.equal(a, b) for a, b in zip(before, names["model"].parameters(), strict=True))
     assert moved == trains
@@ -65,23 +83,25 @@ def test_the_code_of_the_readme_runs_and_moves_the_parameters(block):
 
 
 def test_the_readme_shows_the_three_forms_and_they_agree_to_the_bit():
-    assert len(BLOCKS) >= 3
     ends = []
-    for block in BLOCKS[:3]:
+    for block in blocks(README, "python"):
         names = namespace()
         torch.manual_seed(1)
         exec(compile(block, "README.md", "exec"), names)
         ends.append(torch.cat([p.detach().reshape(-1) for p in names["model"].parameters()]))
+    assert len(ends) == 3
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
 
 
-def test_accumulation_as_the_readme_has_it_equals_the_large_batch():
-    block = next(block for block in BLOCKS if "micro_batches" in block)
+@pytest.mark.parametrize(
+    "block", [block for block in blocks(TRAINING, "python") if "micro_batches" in block], ids=["passes", "closure"]
+)
+def test_accumulation_equals_the_large_batch(block):
     names = namespace()
     names["model"].double().eval()
     names["large_batches"] = [[(x.double(), y) for x, y in batches] for batches in names["large_batches"]]
-    exec(compile(block, "README.md", "exec"), names)
+    exec(compile(block, str(TRAINING), "exec"), names)
     other = namespace()
     other["model"].double().eval()
     for batches in names["large_batches"]:
@@ -134,10 +154,89 @@ def test_the_public_names_are_all_there():
     assert (Path(steptuned.__file__).parent / "py.typed").exists()
 
 
-def test_the_experiment_of_the_readme_is_valid(tmp_path):
-    (text,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+def other_pages():
+    done = {README, TRAINING}
+    return [path for path in PAGES if path not in done and path.name not in ELSEWHERE and "extending" not in path.parts]
+
+
+@pytest.mark.parametrize("page", other_pages(), ids=lambda page: page.name)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, capsys):
+    names = namespace()
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), names)
+
+
+def test_what_is_run_elsewhere_is_run_there():
+    for name, where in ELSEWHERE.items():
+        tests = [ROOT / where] if where.endswith(".py") else list((ROOT / where).glob("test_*.py"))
+        assert any(name in test.read_text() for test in tests), f"{where} does not run {name}"
+
+
+@pytest.mark.parametrize("page", [path for path in PAGES if "extending" in path.parts], ids=lambda page: page.stem)
+def test_the_worked_example_of_an_extension_runs(page, tmp_path):
+    """As a reader would: the files of the page, and then its command."""
+    for text in (*blocks(page, "python"), *blocks(page, "toml")):
+        (tmp_path / re.match(r"# (\S+)\n", text)[1]).write_text(text)
+    (command,) = blocks(page, "sh")
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split(), "--jobs", "2"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (picture,) = (tmp_path / "results" / "figures").glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+COMMANDS = [
+    (path, line.split("#")[0].strip())
+    for path in PAGES
+    for block in blocks(path, "sh")
+    for line in block.splitlines()
+    if re.search(r"(^|-m )steptuned ", line)
+]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{page.name}: {line}" for page, line in COMMANDS])
+def test_the_commands_of_the_documents_are_right(page, line):
+    """Parsed by the command itself, which knows its options and their values; nothing is run."""
+    words = shlex.split(line)
+    group = typer.main.get_command(app)
+    with group.make_context("steptuned", words[words.index("steptuned") + 1 :]) as context:
+        name, command, rest = group.resolve_command(context, [*context.protected_args, *context.args])
+        while hasattr(command, "commands"):
+            name, command, rest = rest[0], command.commands[rest[0]], rest[1:]
+        command.make_context(name, rest, parent=context)
+
+
+def test_the_targets_of_make_that_the_documents_name_are_there():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        target
+        for page in PAGES
+        for target in re.findall(r"\bmake (\w+)", " ".join(re.findall(r"`[^`\n]+`|^make .*", page.read_text(), re.M)))
+    }
+    assert named
+    assert named <= targets
+
+
+TOML = [(path, text) for path in PAGES for text in blocks(path, "toml") if "extending" not in path.parts]
+
+
+@pytest.mark.parametrize(("page", "text"), TOML, ids=[page.name for page, _ in TOML])
+def test_the_experiments_of_the_documents_are_valid(page, text, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     experiment = load(path, "paper")
     assert len(experiment.entries) == 2
     assert experiment.figure in FIGURES
+
+
+def test_the_site_builds_strictly_and_its_formulas_need_no_script(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "how-it-works" / "index.html").read_text()
+    assert page.count("<math") > 10
+    for path in tmp_path.rglob("*.html"):
+        assert "arithmatex" not in path.read_text(), f"a formula of {path.name} was not converted"
+        assert not re.search(r"<(script|link)[^>]*https?://(?!127)", path.read_text()), f"{path.name} asks another site"
+    assert "StepTunedSGD" in (tmp_path / "reference" / "index.html").read_text()
