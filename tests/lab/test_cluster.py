@@ -311,13 +311,14 @@ def test_data_are_where_the_worker_says_or_else_where_the_client_says(monkeypatc
 SLURM = Path(__file__).parents[2] / "examples" / "slurm_sweep.py"
 
 
-def slurm_sweep(*arguments):
-    return subprocess.run([sys.executable, SLURM, *map(str, arguments)], capture_output=True, text=True, check=False)
+def slurm_sweep(folder, *arguments):
+    """Jobs say what they have to say in the folder they were submitted from."""
+    return subprocess.run([sys.executable, SLURM, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_the_job_script_for_slurm_starts_one_worker_with_one_thread():
+def test_the_job_script_for_slurm_starts_one_worker_with_one_thread(tmp_path):
     done = slurm_sweep(
-        "--job-script", "--cores", 3, "--memory", "2GB", "--walltime", "01:00:00", "--partition", "gpu", "--account", "me"
+        tmp_path, "--job-script", "--cores", 3, "--memory", "2GB", "--walltime", "01:00:00", "--partition", "gpu", "--account", "me"
     )
     assert done.returncode == 0, done.stderr
     asked = {line.removeprefix("#SBATCH ") for line in done.stdout.splitlines() if line.startswith("#SBATCH")}
@@ -329,10 +330,12 @@ def test_the_job_script_for_slurm_starts_one_worker_with_one_thread():
     assert "export OMP_NUM_THREADS=3 MKL_NUM_THREADS=3" in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("sbatch") is None, reason="there is no SLURM here")
+@pytest.mark.skipif(shutil.which("sinfo") is None, reason="there is no SLURM here")
 def test_a_sweep_on_slurm(tmp_path):
+    if subprocess.run(["sinfo"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("SLURM does not run here")
     (tmp_path / "small.toml").write_text(SHORT)
-    done = slurm_sweep("--workers", 2, "--memory", "1GB", "--", "run", tmp_path / "small.toml", "--out", tmp_path / "out")
+    done = slurm_sweep(tmp_path, "--workers", 2, "--memory", "1GB", "--", "run", tmp_path / "small.toml", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(Store(tmp_path / "out").runs()) == 3
     assert_same_as_undisturbed(tmp_path / "out", tmp_path)
