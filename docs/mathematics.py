@@ -7,7 +7,7 @@ from typing import Any
 from latex2mathml.converter import convert
 
 
-def on_page_content(page: str, **_: Any) -> str:
+def on_page_content(content: str, **_: Any) -> str:
     """Called by mkdocs with the HTML of each page, in which `arithmatex` has marked formulas."""
 
     def inline(found: re.Match[str]) -> str:
@@ -16,8 +16,8 @@ def on_page_content(page: str, **_: Any) -> str:
     def display(found: re.Match[str]) -> str:
         return convert(_plain(found[1]), display="block")
 
-    page = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, page, flags=re.DOTALL)
-    return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', display, page, flags=re.DOTALL)
+    content = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, content, flags=re.DOTALL)
+    return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', display, content, flags=re.DOTALL)
 
 
 def _plain(formula: str) -> str:

@@ -6,7 +6,8 @@ Submits one job a worker and keeps as many: a job that ends, at its time limit o
 `--` is the command of `steptuned`, whose folder --out must be on a file system that all nodes share, and one with locks (flock).
 Stop it and start it again at will: what was done is in that folder. Needs the extras `lab` and `dask`.
 
-Tried with SLURM 22.05 on one machine, where jobs were cancelled and ran into their time limit; not on several nodes.
+Tried with SLURM 22.05 on one machine, where a job that was cancelled and jobs that reached their time limit were replaced; not on
+several nodes.
 
 With --job-script it submits nothing and prints what it would submit. Where jobs may not connect to the machine they come from,
 start the scheduler and the workers in jobs of your own (`dask scheduler`, `dask worker ADDRESS --nthreads 1 --nworkers N`) and

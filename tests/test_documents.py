@@ -201,7 +201,7 @@ def test_the_commands_of_the_documents_are_right(page, line):
     words = shlex.split(line)
     group = typer.main.get_command(app)
     with group.make_context("steptuned", words[words.index("steptuned") + 1 :]) as context:
-        name, command, rest = group.resolve_command(context, [*context.protected_args, *context.args])
+        name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
         while hasattr(command, "commands"):
             name, command, rest = rest[0], command.commands[rest[0]], rest[1:]
         command.make_context(name, rest, parent=context)
@@ -209,11 +209,8 @@ def test_the_commands_of_the_documents_are_right(page, line):
 
 def test_the_targets_of_make_that_the_documents_name_are_there():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {
-        target
-        for page in PAGES
-        for target in re.findall(r"\bmake (\w+)", " ".join(re.findall(r"`[^`\n]+`|^make .*", page.read_text(), re.M)))
-    }
+    quoted = [word for page in PAGES for word in re.findall(r"`[^`\n]+`|^make .*", page.read_text(), re.MULTILINE)]
+    named = {target for word in quoted for target in re.findall(r"\bmake (\w+)", word)}
     assert named
     assert named <= targets
 

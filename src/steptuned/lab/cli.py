@@ -15,12 +15,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.table import Table
 
 from steptuned.lab.data import DataError, commands
-from steptuned.lab.engine import Engine, EngineError, How, Local, Together
+from steptuned.lab.engine import Engine, EngineError, How, Local, Together, device_here, is_usable
 from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, load_all, panels_of, paper_experiments
 from steptuned.lab.extensions import ExtensionError, extend
 from steptuned.lab.methods import METHODS
@@ -404,7 +403,8 @@ def _engine(
     tensorboard: Path | None,
     extensions: tuple[Path, ...],
 ) -> Engine:
-    where = _device(device)
+    elsewhere = dask is not None and not dask.startswith("local:")
+    where = device if elsewhere else _device(device)
     double = {e.problem for experiments in asked.values() for e in experiments if PROBLEMS[e.problem].double}
     if where == "mps" and double:
         if device != "auto":
@@ -509,12 +509,8 @@ def _load(path: Path, scale: Scale) -> list[Experiment]:
 
 
 def _device(name: str) -> str:
-    if name == "auto":
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return "cpu" if found is None else found.type
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
+    name = device_here(name)
+    if not is_usable(name):
         stop(f"device {name!r} cannot be used here; valid: cpu, or auto")
     return name
 

@@ -23,6 +23,7 @@ class How:
     """How a worker makes a run."""
 
     device: str = "cpu"
+    """By name, or `auto`: what the worker has."""
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     tensorboard: Path | None = None
     threads: int | None = None
@@ -54,6 +55,22 @@ class Engine(Protocol):
         """All runs are made."""
 
 
+def device_here(name: str) -> str:
+    """The device of that name; of `auto` an accelerator, if this machine has one."""
+    if name != "auto":
+        return name
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if found is None else found.type
+
+
+def is_usable(device: str) -> bool:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        return False
+    return True
+
+
 def share(jobs: int) -> int:
     """Torch's threads for each of so many runs at the same time."""
     return max(1, (os.cpu_count() or 1) // jobs)
@@ -66,7 +83,8 @@ def work(folder: Path, how: How) -> None:
     run = Run(folder)
     try:
         extend(how.extensions)
-        execute(run, environment_now(how.device, torch.get_num_threads()), how.device, how.checkpoint_seconds, how.tensorboard)
+        device = device_here(how.device)
+        execute(run, environment_now(device, torch.get_num_threads()), device, how.checkpoint_seconds, how.tensorboard)
     except Died as died:
         run.fail(str(died))
     except Exception as error:

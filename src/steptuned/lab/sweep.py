@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from steptuned.lab.engine import Engine, ignore_interrupts
+from steptuned.lab.engine import Engine, device_here, ignore_interrupts, is_usable
 from steptuned.lab.experiment import Experiment, Outcome, stages
 from steptuned.lab.plan import duration, estimate
 from steptuned.lab.run import folder_of, name_of
@@ -108,7 +108,8 @@ class Sweep:
         """Print how many runs there are and about how long they take."""
         jobs, how, threads = self.engine.jobs, self.engine.how, torch.get_num_threads()
         torch.set_num_threads(how.threads or threads)
-        plan = estimate(experiment, how.device)
+        device = device_here(how.device)
+        plan = estimate(experiment, device if is_usable(device) else "cpu")
         torch.set_num_threads(threads)
         self.console.print(
             f"[bold]{experiment.name}[/] ({experiment.scale}): {experiment.title}\n"

@@ -160,7 +160,7 @@ class ExactGV(_Asking):
     Args:
         params: parameters or groups of them, which may have their own ``lr``.
         full_gradient: called at theta_k, returns the gradient of J there, a tensor for each parameter.
-        lr, nu, bounds, delta: as for `StochasticGV`.
+        **options: ``lr``, ``nu``, ``bounds`` and ``delta``, as for `StochasticGV`.
     """
 
     def __init__(self, params: ParamsT, full_gradient: Callable[[], Vector], **options: Any) -> None:
@@ -181,7 +181,7 @@ class ExpectedGV(_Asking):
     Args:
         params: parameters or groups of them, which may have their own ``lr``.
         expectation: called at theta_k, returns that expectation there, a tensor for each parameter.
-        lr, nu, bounds, delta: as for `StochasticGV`.
+        **options: ``lr``, ``nu``, ``bounds`` and ``delta``, as for `StochasticGV`.
     """
 
     def __init__(self, params: ParamsT, expectation: Callable[[], Vector], **options: Any) -> None:
