@@ -55,7 +55,7 @@ class StepTunedSGD(Scalable, Optimizer):
 
     For mini-batches $B_0, B_1, \dots$, from $G_{-1} = 0$ and $\gamma_0 = 1$, iteration k is
 
-    $$\begin{aligned}
+    $$\begin{align*}
     \theta_{k+1/2} &= \theta_k - a_k \gamma_k \nabla J_{B_k}(\theta_k), \qquad
     \theta_{k+1} = \theta_{k+1/2} - a_k \gamma_k \nabla J_{B_k}(\theta_{k+1/2}), \\
     \Delta\theta &= \theta_{k+1/2} - \theta_k, \qquad
@@ -64,7 +64,7 @@ class StepTunedSGD(Scalable, Optimizer):
     \gamma_{k+1} &= \begin{cases} |\Delta\theta|^2 / \langle \hat G_k, \Delta\theta \rangle
     & \text{if } \langle \hat G_k, \Delta\theta \rangle > 0 \\ \nu & \text{otherwise} \end{cases}
     \quad\text{clipped to } [m, M],
-    \end{aligned}$$
+    \end{align*}$$
 
     with $a_k = \mathrm{lr} / (1 + \lfloor k / \mathrm{decay\_every} \rfloor)^{1/2+\delta}$.
 
