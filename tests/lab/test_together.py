@@ -137,10 +137,23 @@ def test_what_cannot_be_divided_is_refused_in_one_sentence(tmp_path, small):
         code, said = started.end()
     assert code == 1
     assert "regression has no network, so it cannot be divided among ranks" in " ".join(said.split())
-    with Started(tmp_path, small, "run", path, "--jobs", "2", "--out", tmp_path / "out") as started:
-        code, said = started.end()
-    assert code == 1
-    assert said.count("leave out --jobs and --dask") == 1, "the lead speaks for all"
+
+
+def test_options_that_do_not_go_with_torchrun_are_refused_by_the_lead_alone(tmp_path, files):
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    said = []
+    for rank in "01":
+        done = subprocess.run(
+            [sys.executable, "-m", "steptuned", "run", files[0], "--jobs", "2", "--out", tmp_path / "out"],
+            env={**environment, "RANK": rank},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        said.append(done.stderr)
+    assert "leave out --jobs and --dask" in " ".join(said[0].split())
+    assert said[1] == "", "the lead speaks for all"
 
 
 def ranks_of(number):
