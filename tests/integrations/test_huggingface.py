@@ -91,9 +91,7 @@ def plain(accumulate=1, epochs=2, opt=None, model=None):
     """The same training as a loop: the model, the optimizer and the log."""
     model = (model or language_model()).train()
     opt = opt or StepTunedSGD(groups(model), lr=0.2, decay_every=None, max_grad_norm=0.3)
-    data = texts()
-    batches = [{name: torch.stack([d[name] for d in data[i : i + 2]]) for name in data[0]} for i in range(0, len(data), 2)]
-    updates = [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
+    updates = [batches(14)[i : i + accumulate] for i in range(0, 7, accumulate)]
     scheduler = get_linear_schedule_with_warmup(opt, 0, epochs * len(updates))
     log = []
     for _ in range(epochs):
@@ -169,34 +167,6 @@ def test_an_optimizer_with_other_options_is_given_in_the_usual_ways(tmp_path, wa
     assert same_run(trainer, twin, opt)
 
 
-def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_update(tmp_path):
-    """The Trainer adds what an epoch of unknown length leaves to the first update of the next one."""
-
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(texts(6))
-
-    settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "lr_scheduler_type": "constant"}
-    trainer = trainer_of(tmp_path, callbacks=(), dataset=Stream(), **settings)
-    trainer.model.eval()
-    trainer.model.train = lambda *_: trainer.model  # no dropout: who seeds is not the point
-    trainer.train()
-
-    data = texts(6)
-    batches = [{name: torch.stack([d[name] for d in data[i : i + 2]]) for name in data[0]} for i in range(0, 6, 2)]
-    updates = [[(0, 2), (1, 2)], [(2, 1), (0, 2), (1, 2)]]
-    model = language_model().eval()
-    opt = StepTunedSGD(groups(model), lr=0.2, decay_every=None, max_grad_norm=0.3)
-    counts = [batch["labels"][:, 1:].ne(-100).sum() for batch in batches]
-    for update in updates:
-        for _ in opt.passes():
-            opt.zero_grad()
-            for i, size in update:
-                n = counts[i] if size == 1 else counts[0] + counts[1]
-                model(**batches[i], num_items_in_batch=n).loss.backward()
-    assert same_run(trainer, model, opt)
-
-
 class Regression(nn.Module):
     """A model that knows nothing of num_items_in_batch: the Trainer divides its loss."""
 
@@ -209,19 +179,45 @@ class Regression(nn.Module):
         return {"loss": (self.layer(input_ids.float() / 40).squeeze(-1) - labels.float().mean(-1) / 40).square().mean()}
 
 
+def batches(n):
+    data = texts(n)
+    return [{name: torch.stack([d[name] for d in data[i : i + 2]]) for name in data[0]} for i in range(0, n, 2)]
+
+
+def regress(updates):
+    """Updates of (mini-batch, divisor of its loss)."""
+    model = Regression()
+    opt = StepTunedSGD(groups(model, 0.0), lr=0.2, decay_every=None, max_grad_norm=0.3)
+    for update in updates:
+        for _ in opt.passes():
+            opt.zero_grad()
+            for batch, divisor in update:
+                (model(**batch)["loss"] / divisor).backward()
+    return model, opt
+
+
+def regression_trainer(folder, **options):
+    return trainer_of(folder, Regression(), lr_scheduler_type="constant", weight_decay=0.0, **options)
+
+
 def test_a_model_whose_loss_the_trainer_divides(tmp_path):
-    trainer = trainer_of(tmp_path, Regression(), gradient_accumulation_steps=3, lr_scheduler_type="constant", weight_decay=0.0)
+    trainer = regression_trainer(tmp_path, gradient_accumulation_steps=3)
     trainer.train()
-    model, data = Regression(), texts()
-    opt = StepTunedSGD(model.parameters(), lr=0.2, decay_every=None, max_grad_norm=0.3)
-    batches = [{name: torch.stack([d[name] for d in data[i : i + 2]]) for name in data[0]} for i in range(0, 14, 2)]
-    for _ in range(2):
-        for micro_batches in (batches[:3], batches[3:6], batches[6:]):
-            for _ in opt.passes():
-                opt.zero_grad()
-                for batch in micro_batches:
-                    (model(**batch)["loss"] / len(micro_batches)).backward()
-    torch.testing.assert_close(flat(trainer.model), flat(model), rtol=0, atol=0)
+    parts = [part for _ in range(2) for part in (batches(14)[:3], batches(14)[3:6], batches(14)[6:])]
+    assert same_run(trainer, *regress([[(batch, len(part)) for batch in part] for part in parts]))
+
+
+def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_update(tmp_path):
+    """The Trainer adds what an epoch of unknown length leaves to the first update of the next one."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(texts(6))
+
+    trainer = regression_trainer(tmp_path, gradient_accumulation_steps=2, max_steps=2, dataset=Stream())
+    trainer.train()
+    first, second, third = batches(6)
+    assert same_run(trainer, *regress([[(first, 2), (second, 2)], [(third, 1), (first, 2), (second, 2)]]))
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
@@ -238,30 +234,27 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(tmp_path, 
     assert same_run(trainer, through.model, through.optimizer.optimizer)
 
 
-def test_a_run_that_broke_off_can_be_started_again(tmp_path):
+@pytest.mark.parametrize("where", ["on_substep_end", "on_pre_optimizer_step"])
+def test_a_run_that_broke_off_can_be_started_again(tmp_path, where):
+    """Between two micro-batches nothing has moved yet; after both passes the half step is dropped."""
+
     class Breaks(TrainerCallback):
-        where = "on_substep_end"
+        broken = False
 
-        def on_substep_end(self, args, state, control, **kwargs):
-            self.fall("on_substep_end", state)
-
-        def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            self.fall("on_pre_optimizer_step", state)
-
-        def fall(self, where, state):
-            if where == self.where and state.global_step == 1:
+        def fall(self, *args, **kwargs):
+            if not self.broken:
+                self.broken = True
                 raise ArithmeticError
 
-    callback = Breaks()
-    trainer = trainer_of(tmp_path, callbacks=(callback, Seeds), gradient_accumulation_steps=2)
-    for where in ("on_substep_end", "on_pre_optimizer_step"):
-        callback.where = where
-        with pytest.raises(ArithmeticError):
-            trainer.train()
-    callback.where = ""
-    before = trainer.optimizer.optimizer.stats().iterations
+    setattr(Breaks, where, Breaks.fall)
+    trainer = regression_trainer(tmp_path, callbacks=(Breaks,), gradient_accumulation_steps=2)
+    with pytest.raises(ArithmeticError):
+        trainer.train()
     trainer.train()
-    assert trainer.optimizer.optimizer.stats().iterations == before + 8
+    assert trainer.optimizer.optimizer.stats().iterations == trainer.state.global_step == 8
+    if where == "on_substep_end":
+        parts = [batches(14)[i : i + 2] for _ in range(2) for i in range(0, 7, 2)]
+        assert same_run(trainer, *regress([[(batch, len(part)) for batch in part] for part in parts]))
 
 
 # ---------------------------------------------------------------------------------------------- refusals

@@ -430,7 +430,8 @@ def test_by_hand_lightnings_wrapper_of_the_optimizer_says_what_is_wrong(tmp_path
 
 def test_two_processes_give_the_numbers_of_one_and_resume_with_their_own_noise(tmp_path):
     script = Path(__file__).parent / "lightning_on_ranks.py"
-    subprocess.run([sys.executable, script, tmp_path], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*torchrun, script, tmp_path], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     joined, through, resumed = (torch.load(tmp_path / f"{name}.pt") for name in ("joined", "through", "resumed"))
     torch.testing.assert_close(through["steady"], joined, rtol=0, atol=1e-10)
     assert torch.equal(resumed["noisy"], through["noisy"])
