@@ -174,9 +174,10 @@ class Regression(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.Linear(10, 1)
+        self.dropout = nn.Dropout(0.2)
 
     def forward(self, input_ids, labels):
-        return {"loss": (self.layer(input_ids.float() / 40).squeeze(-1) - labels.float().mean(-1) / 40).square().mean()}
+        return {"loss": (self.layer(self.dropout(input_ids / 40)).squeeze(-1) - labels.float().mean(-1) / 40).square().mean()}
 
 
 def batches(n):
@@ -185,15 +186,21 @@ def batches(n):
 
 
 def regress(updates):
-    """Updates of (mini-batch, divisor of its loss)."""
+    """Updates of (mini-batch, divisor of its loss, seed to begin with or None)."""
     model = Regression()
     opt = StepTunedSGD(groups(model, 0.0), lr=0.2, decay_every=None, max_grad_norm=0.3)
     for update in updates:
         for _ in opt.passes():
             opt.zero_grad()
-            for batch, divisor in update:
+            for batch, divisor, seed in update:
+                if seed is not None:
+                    torch.manual_seed(seed)
                 (model(**batch)["loss"] / divisor).backward()
     return model, opt
+
+
+def in_updates(parts):
+    return [[(batch, len(part), k if i == 0 else None) for i, batch in enumerate(part)] for k, part in enumerate(parts)]
 
 
 def regression_trainer(folder, **options):
@@ -204,7 +211,7 @@ def test_a_model_whose_loss_the_trainer_divides(tmp_path):
     trainer = regression_trainer(tmp_path, gradient_accumulation_steps=3)
     trainer.train()
     parts = [part for _ in range(2) for part in (batches(14)[:3], batches(14)[3:6], batches(14)[6:])]
-    assert same_run(trainer, *regress([[(batch, len(part)) for batch in part] for part in parts]))
+    assert same_run(trainer, *regress(in_updates(parts)))
 
 
 def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_update(tmp_path):
@@ -217,7 +224,7 @@ def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_upda
     trainer = regression_trainer(tmp_path, gradient_accumulation_steps=2, max_steps=2, dataset=Stream())
     trainer.train()
     first, second, third = batches(6)
-    assert same_run(trainer, *regress([[(first, 2), (second, 2)], [(third, 1), (first, 2), (second, 2)]]))
+    assert same_run(trainer, *regress([[(first, 2, 0), (second, 2, None)], [(third, 1, 1), (first, 2, 1), (second, 2, None)]]))
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
@@ -247,14 +254,14 @@ def test_a_run_that_broke_off_can_be_started_again(tmp_path, where):
                 raise ArithmeticError
 
     setattr(Breaks, where, Breaks.fall)
-    trainer = regression_trainer(tmp_path, callbacks=(Breaks,), gradient_accumulation_steps=2)
+    trainer = regression_trainer(tmp_path, callbacks=(Seeds, Breaks), gradient_accumulation_steps=2)
     with pytest.raises(ArithmeticError):
         trainer.train()
     trainer.train()
     assert trainer.optimizer.optimizer.stats().iterations == trainer.state.global_step == 8
     if where == "on_substep_end":
         parts = [batches(14)[i : i + 2] for _ in range(2) for i in range(0, 7, 2)]
-        assert same_run(trainer, *regress([[(batch, len(part)) for batch in part] for part in parts]))
+        assert same_run(trainer, *regress(in_updates(parts)))
 
 
 # ---------------------------------------------------------------------------------------------- refusals

@@ -1,6 +1,7 @@
 """Step-Tuned SGD under the Trainer of Hugging Face's transformers."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class StepTunedTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._micro_batches: list[tuple[Any, Any, int]] = []
+        self._micro_batches: list[tuple[Callable[[], None], int, Any, Any]] = []
         if self.optimizer is not None:
             _inner(self.optimizer)
 
@@ -58,33 +59,36 @@ class StepTunedTrainer(Trainer):
     # ------------------------------------------------------------------------------------------ the two passes
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        self._micro_batches.clear()
-        if self.optimizer is not None:
-            self._step_tuned.cancel()  # what a run left that was broken off
+        self._drop()
         return super().train(*args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """A micro-batch of the first pass; the last one is followed by all of the second pass."""
         opt = self._step_tuned
-        if not self._micro_batches:
-            self._rewind = opt._remember_noise()
-        self._micro_batches.append((inputs, num_items_in_batch, self.current_gradient_accumulation_steps))
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients:
-            opt.half_step()
-            with all_or_nothing(opt.cancel):
-                self._rewind()
+        with all_or_nothing(self._drop):
+            rewind, steps = opt._remember_noise(), self.current_gradient_accumulation_steps
+            self._micro_batches.append((rewind, steps, inputs, num_items_in_batch))
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            if self.accelerator.sync_gradients:
+                opt.half_step()
                 self._second_pass(model)
         return loss
 
     def _second_pass(self, model: nn.Module) -> None:
         micro_batches, self._micro_batches = self._micro_batches, []
         sync_each = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
-        for i, (inputs, num_items_in_batch, steps) in enumerate(micro_batches, start=1):
+        for i, (rewind, steps, inputs, num_items_in_batch) in enumerate(micro_batches, start=1):
             alone = i < len(micro_batches) and not sync_each
             self.current_gradient_accumulation_steps = steps
             with self.accelerator.no_sync(model) if alone else contextlib.nullcontext():
+                rewind()
                 super().training_step(model, inputs, num_items_in_batch)
+
+    def _drop(self) -> None:
+        """Forget an update that was broken off."""
+        self._micro_batches = []
+        if self.optimizer is not None:
+            self._step_tuned.cancel()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:
