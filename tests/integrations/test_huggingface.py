@@ -1,0 +1,312 @@
+"""Step-Tuned SGD under the Trainer of transformers: the numbers of a plain loop, and refusals where that cannot be."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import ParallelismConfig
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments, get_linear_schedule_with_warmup
+
+from steptuned import StepTunedSGD
+from steptuned.integrations.huggingface import StepTunedTrainer
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "huggingface.md"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true but no accelerator is found"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tiny networks are faster so."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def language_model():
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=2, n_head=2, n_embd=16, vocab_size=40, n_positions=12, bos_token_id=0, eos_token_id=0, use_cache=False
+    )
+    return GPT2LMHeadModel(config)  # with dropout 0.1 in three places
+
+
+def texts(n=14):
+    """Sequences of which some tokens do not count, differently many in each."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(40, (n, 10), generator=generator)
+    labels = tokens.clone()
+    for i in range(n):
+        labels[i, : 1 + i % 7] = -100
+    return [{"input_ids": t, "labels": target} for t, target in zip(tokens, labels, strict=True)]
+
+
+class Seeds(TrainerCallback):
+    """The noise of an update depends on its number only, so that a plain loop can draw the same."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        torch.manual_seed(state.global_step)
+
+
+def trainer_of(folder, model=None, callbacks=(Seeds,), dataset=None, optimizers=(None, None), choice=None, **options):
+    settings = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 2,
+        "num_train_epochs": 2,
+        "learning_rate": 0.2,
+        "weight_decay": 0.01,
+        "max_grad_norm": 0.3,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    return StepTunedTrainer(
+        model or language_model(),
+        TrainingArguments(**settings | options),
+        train_dataset=dataset or texts(),
+        callbacks=list(callbacks),
+        optimizers=optimizers,
+        optimizer_cls_and_kwargs=choice,
+    )
+
+
+def groups(model, weight_decay=0.01):
+    """Weight decay for what is not a bias and not of a norm, as the Trainer has it."""
+    decays = [p for name, p in model.named_parameters() if not re.search(r"bias|ln_", name)]
+    rest = [p for name, p in model.named_parameters() if re.search(r"bias|ln_", name)]
+    return [{"params": decays, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+
+
+def plain(accumulate=1, epochs=2, opt=None, model=None):
+    """The same training as a loop: the model, the optimizer and the log."""
+    model = (model or language_model()).train()
+    opt = opt or StepTunedSGD(groups(model), lr=0.2, decay_every=None, max_grad_norm=0.3)
+    updates = [batches(14)[i : i + accumulate] for i in range(0, 7, accumulate)]
+    scheduler = get_linear_schedule_with_warmup(opt, 0, epochs * len(updates))
+    log = []
+    for _ in range(epochs):
+        for micro_batches in updates:
+            n = sum(batch["labels"][:, 1:].ne(-100).sum() for batch in micro_batches)
+            torch.manual_seed(len(log))
+            losses = []
+            for _ in opt.passes():
+                opt.zero_grad()
+                for batch in micro_batches:
+                    loss = model(**batch, num_items_in_batch=n).loss
+                    loss.backward()
+                    losses.append(loss.item())
+            loss = sum(losses[: len(micro_batches)])
+            log.append({"loss": loss, "learning_rate": scheduler.get_last_lr()[0], "gamma": opt.gamma.item()})
+            scheduler.step()
+    return model, opt, log
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def same_run(trainer, model, opt):
+    ours = trainer.optimizer.optimizer
+    return (
+        torch.equal(flat(trainer.model), flat(model))
+        and torch.equal(ours.gamma, opt.gamma)
+        and torch.equal(ours.curvature, opt.curvature)
+        and ours.stats() == opt.stats()
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the same numbers
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_the_trainer_gives_the_numbers_of_a_plain_loop(tmp_path, accumulate):
+    """Seven mini-batches an epoch: with accumulation, the last update of an epoch has fewer."""
+    trainer = trainer_of(tmp_path, gradient_accumulation_steps=accumulate, include_num_input_tokens_seen="all")
+    trainer.train()
+    model, opt, expected = plain(accumulate)
+    assert same_run(trainer, model, opt)
+    assert trainer.state.global_step == len(expected) == opt.stats().iterations
+    assert trainer.state.num_input_tokens_seen == 2 * 14 * 10
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    assert len(logged) == len(expected)
+    for row, was in zip(logged, expected, strict=True):
+        for name, value in was.items():
+            assert row[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_the_optimizer_is_made_from_the_arguments(tmp_path):
+    opt = trainer_of(tmp_path, learning_rate=0.7, weight_decay=0.02, max_grad_norm=0.4).create_optimizer()
+    assert isinstance(opt, StepTunedSGD)
+    options = [(group["lr"], group["weight_decay"], group["max_grad_norm"], group["decay_every"]) for group in opt.param_groups]
+    assert options == [(0.7, 0.02, 0.4, None), (0.7, 0.0, 0.4, None)]
+    assert trainer_of(tmp_path, max_grad_norm=0.0).create_optimizer().param_groups[0]["max_grad_norm"] is None
+
+
+@pytest.mark.parametrize("way", ["optimizers", "optimizer_cls_and_kwargs"])
+def test_an_optimizer_with_other_options_is_given_in_the_usual_ways(tmp_path, way):
+    options = {"lr": 0.1, "nu": 1.5, "bounds": (0.05, 20.0)}
+    model = language_model()
+    if way == "optimizers":
+        opt = StepTunedSGD(groups(model), max_grad_norm=0.2, **options)
+        trainer = trainer_of(tmp_path, model, optimizers=(opt, get_linear_schedule_with_warmup(opt, 0, 14)))
+    else:
+        trainer = trainer_of(tmp_path, model, choice=(StepTunedSGD, options | {"max_grad_norm": 0.2}))
+    trainer.train()
+    twin = language_model()
+    twin, opt, _ = plain(model=twin, opt=StepTunedSGD(groups(twin), max_grad_norm=0.2, **options))
+    assert same_run(trainer, twin, opt)
+
+
+class Regression(nn.Module):
+    """A model that knows nothing of num_items_in_batch: the Trainer divides its loss."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(10, 1)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, input_ids, labels):
+        return {"loss": (self.layer(self.dropout(input_ids / 40)).squeeze(-1) - labels.float().mean(-1) / 40).square().mean()}
+
+
+def batches(n):
+    data = texts(n)
+    return [{name: torch.stack([d[name] for d in data[i : i + 2]]) for name in data[0]} for i in range(0, n, 2)]
+
+
+def regress(updates):
+    """Updates of (mini-batch, divisor of its loss, seed to begin with or None)."""
+    model = Regression()
+    opt = StepTunedSGD(groups(model, 0.0), lr=0.2, decay_every=None, max_grad_norm=0.3)
+    for update in updates:
+        for _ in opt.passes():
+            opt.zero_grad()
+            for batch, divisor, seed in update:
+                if seed is not None:
+                    torch.manual_seed(seed)
+                (model(**batch)["loss"] / divisor).backward()
+    return model, opt
+
+
+def in_updates(parts):
+    return [[(batch, len(part), k if i == 0 else None) for i, batch in enumerate(part)] for k, part in enumerate(parts)]
+
+
+def regression_trainer(folder, **options):
+    return trainer_of(folder, Regression(), lr_scheduler_type="constant", weight_decay=0.0, **options)
+
+
+def test_a_model_whose_loss_the_trainer_divides(tmp_path):
+    trainer = regression_trainer(tmp_path, gradient_accumulation_steps=3)
+    trainer.train()
+    parts = [part for _ in range(2) for part in (batches(14)[:3], batches(14)[3:6], batches(14)[6:])]
+    assert same_run(trainer, *regress(in_updates(parts)))
+
+
+def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_update(tmp_path):
+    """The Trainer adds what an epoch of unknown length leaves to the first update of the next one."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(texts(6))
+
+    trainer = regression_trainer(tmp_path, gradient_accumulation_steps=2, max_steps=2, dataset=Stream())
+    trainer.train()
+    first, second, third = batches(6)
+    assert same_run(trainer, *regress([[(first, 2, 0), (second, 2, None)], [(third, 1, 1), (first, 2, 1), (second, 2, None)]]))
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("step", [2, 4, 6], ids=["middle", "end of an epoch", "middle of a later epoch"])
+def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(tmp_path, step):
+    options = {"save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2, "train_sampling_strategy": "random"}
+    through = trainer_of(tmp_path / "through", callbacks=(), **options)
+    through.train()
+    trainer = trainer_of(tmp_path / "resumed", callbacks=(), **options)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "through" / f"checkpoint-{step}"))
+    assert trainer.state.global_step == through.state.global_step == 8
+    assert same_run(trainer, through.model, through.optimizer.optimizer)
+
+
+@pytest.mark.parametrize("where", ["on_substep_end", "on_pre_optimizer_step"])
+def test_a_run_that_broke_off_can_be_started_again(tmp_path, where):
+    """Between two micro-batches nothing has moved yet; after both passes the half step is dropped."""
+
+    class Breaks(TrainerCallback):
+        broken = False
+
+        def fall(self, *args, **kwargs):
+            if not self.broken:
+                self.broken = True
+                raise ArithmeticError
+
+    setattr(Breaks, where, Breaks.fall)
+    trainer = regression_trainer(tmp_path, callbacks=(Seeds, Breaks), gradient_accumulation_steps=2)
+    with pytest.raises(ArithmeticError):
+        trainer.train()
+    trainer.train()
+    assert trainer.optimizer.optimizer.stats().iterations == trainer.state.global_step == 8
+    if where == "on_substep_end":
+        parts = [batches(14)[i : i + 2] for _ in range(2) for i in range(0, 7, 2)]
+        assert same_run(trainer, *regress(in_updates(parts)))
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fp16": True}, "use bf16=True"),
+        ({"deepspeed": "config.json"}, "does not support DeepSpeed"),
+        ({"fsdp": True, "fsdp_config": {"version": 1}}, "use FSDP 2"),
+        ({"_n_gpu": 2}, "one process per GPU"),
+        ({"optim": "sgd"}, "optimizer_cls_and_kwargs"),
+        ({"optim_args": "nu=3"}, "optimizer_cls_and_kwargs"),
+        ({"parallelism_config": ParallelismConfig(cp_size=2)}, "context parallelism"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_arguments_that_cannot_work_are_refused_in_a_sentence(tmp_path, change, message):
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    for name, value in change.items():  # TrainingArguments itself refuses some of these without a GPU
+        setattr(args, name, value)
+    with pytest.raises(ValueError, match=message) as error:
+        StepTunedTrainer(language_model(), args, train_dataset=texts())
+    assert "\n" not in str(error.value)
+
+
+def test_another_optimizer_is_refused(tmp_path):
+    model = language_model()
+    with pytest.raises(TypeError, match="got AdamW"):
+        trainer_of(tmp_path, model, optimizers=(torch.optim.AdamW(model.parameters()), None))
+    with pytest.raises(TypeError, match="got SGD"):
+        trainer_of(tmp_path, model, choice=(torch.optim.SGD, {"lr": 0.1})).train()
+
+
+# ---------------------------------------------------------------------------------------------- the page
+
+
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch, block):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(block, str(PAGE), "exec"), names)
+    opt = names["trainer"].optimizer if "trainer" in names else names["opt"]
+    assert opt.optimizer.stats().iterations > 0

@@ -1,0 +1,452 @@
+"""Step-Tuned SGD under Lightning's Trainer: the numbers of a plain loop, and refusals where Lightning would change them."""
+
+import csv
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from steptuned import StepTunedSGD
+from steptuned.integrations.lightning import StepTuned, StepTunedMixedPrecision
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "lightning.md"
+
+pytestmark = [
+    pytest.mark.filterwarnings(warning)
+    for warning in (
+        "ignore:.*does not have many workers",
+        "ignore:.*The `srun` command is available",
+        "ignore:.*LeafSpec",
+        "ignore:.*torch.jit.script",
+        "ignore:.*Checkpoint directory .* exists and is not empty",
+        "ignore:The dirpath has changed from",
+        "ignore:Precision 16-mixed is not supported by the model summary",
+        "ignore:Experiment logs directory .* exists and is not empty",
+        "ignore:.*The number of training batches .* is smaller than the logging interval",
+    )
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tiny networks are faster so."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+def data(shuffle=False):
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(40, 4, generator=generator), torch.randint(3, (40,), generator=generator)
+    return DataLoader(TensorDataset(x, y), batch_size=8, shuffle=shuffle)
+
+
+class Module(pl.LightningModule):
+    """A user's module. Its noise depends on the mini-batch only, so that a plain loop can draw the same."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.net = network()
+        self.options = options
+
+    def on_train_batch_start(self, batch, batch_idx):
+        torch.manual_seed(batch_idx)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self):
+        opt = StepTunedSGD(self.parameters(), lr=0.3, bounds=(0.05, 20.0), decay_every=None, **self.options)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+        return {"optimizer": opt, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def trainer_of(tmp_path, *callbacks, **options):
+    settings = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+        "default_root_dir": tmp_path,
+    }
+    return pl.Trainer(callbacks=list(callbacks), **settings | options)
+
+
+def plain(epochs=2, double=False, **options):
+    """The same training as a loop: the network, the optimizer, and what there was to log."""
+    net = network().double() if double else network()
+    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0), decay_every=None, **options)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    log = []
+    for _ in range(epochs):
+        for i, (x, y) in enumerate(data()):
+            torch.manual_seed(i)
+            losses = []
+            for _ in opt.passes():
+                opt.zero_grad()
+                losses.append(nn.functional.cross_entropy(net(x.double() if double else x), y))
+                losses[-1].backward()
+            scheduler.step()
+            log.append({"loss": losses[0].item(), "gamma": opt.gamma.item(), "curvature": opt.curvature.item()})
+    return net, opt, log
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def same_run(trainer, module, net, opt):
+    ours = trainer.optimizers[0]
+    return (
+        torch.equal(flat(module), flat(net))
+        and torch.equal(ours.gamma, opt.gamma)
+        and torch.equal(ours.curvature, opt.curvature)
+        and ours.stats() == opt.stats()
+    )
+
+
+# ---------------------------------------------------------------------------------------------- automatic optimisation
+
+
+def test_a_trainer_gives_the_numbers_of_a_plain_loop_and_counts_iterations(tmp_path):
+    module = Module(weight_decay=0.01)
+    trainer = trainer_of(tmp_path, StepTuned())
+    trainer.fit(module, data())
+    net, opt, _ = plain(weight_decay=0.01)
+    assert same_run(trainer, module, net, opt)
+    assert trainer.global_step == 10
+    assert trainer.optimizers[0].param_groups[0]["lr"] == opt.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_other_precisions_of_lightning_take_both_passes_too(tmp_path, precision):
+    module = Module()
+    trainer = trainer_of(tmp_path, StepTuned(), precision=precision)
+    trainer.fit(module, data())
+    assert trainer.optimizers[0].stats().iterations == trainer.global_step == 10
+    if precision == "64-true":
+        net, opt, _ = plain(double=True)
+        assert same_run(trainer, module, net, opt)
+
+
+def test_the_trainers_clipping_is_done_by_the_optimizer(tmp_path):
+    module = Module()
+    trainer = trainer_of(tmp_path, StepTuned(), gradient_clip_val=0.05)
+    trainer.fit(module, data())
+    net, opt, _ = plain(max_grad_norm=0.05)
+    assert same_run(trainer, module, net, opt)
+    assert trainer.gradient_clip_val == 0.05
+
+
+def test_without_the_callback_lightning_clips_what_is_measured(tmp_path):
+    """Why there is a callback."""
+    module = Module()
+    trainer = trainer_of(tmp_path, gradient_clip_val=0.05)
+    trainer.fit(module, data())
+    net, opt, _ = plain(max_grad_norm=0.05)
+    assert not same_run(trainer, module, net, opt)
+
+
+def test_what_is_logged_is_of_the_first_pass_with_gamma_and_stats(tmp_path):
+    logger = CSVLogger(tmp_path)
+    trainer = trainer_of(tmp_path, StepTuned(), logger=logger, log_every_n_steps=1)
+    trainer.fit(Module(), data())
+    _, opt, expected = plain()
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
+    steps = [row for row in rows if row["loss_step"]]
+    assert [int(row["step"]) for row in steps] == list(range(10))
+    for row, was in zip(steps, expected, strict=True):
+        assert float(row["loss_step"]) == pytest.approx(was["loss"], rel=1e-6)
+        assert float(row["step_tuned/gamma"]) == pytest.approx(was["gamma"], rel=1e-6)
+        assert float(row["step_tuned/curvature"]) == pytest.approx(was["curvature"], rel=1e-6)
+    epochs = [row for row in rows if row["loss_epoch"]]
+    for row, part in zip(epochs, (expected[:5], expected[5:]), strict=True):
+        assert float(row["loss_epoch"]) == pytest.approx(sum(was["loss"] for was in part) / 5, rel=1e-5)
+    for name in ("negative", "at_lower", "at_upper", "ignored"):
+        assert float(epochs[-1][f"step_tuned/{name}"]) == pytest.approx(getattr(opt.stats(), name))
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_both_names_of_lightning_take_the_callback(tmp_path, package):
+    framework = importlib.import_module(package)
+
+    class Mine(framework.LightningModule):
+        on_train_batch_start, training_step = Module.on_train_batch_start, Module.training_step
+        configure_optimizers = Module.configure_optimizers
+
+        def __init__(self):
+            super().__init__()
+            self.net, self.options = network(), {}
+
+    module = Mine()
+    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = framework.Trainer(max_epochs=2, accelerator="cpu", gradient_clip_val=0.05, callbacks=[StepTuned()], **options)
+    trainer.fit(module, data())
+    net, opt, _ = plain(max_grad_norm=0.05)
+    assert same_run(trainer, module, net, opt)
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+
+class Resumable:
+    """A loader that can go on in the middle of an epoch."""
+
+    def __init__(self):
+        self.loader, self.done, self.start = data(), 0, 0
+
+    def __len__(self):
+        return len(self.loader)
+
+    def __iter__(self):
+        batches = list(self.loader)
+        start, self.start = self.start, 0
+        for self.done in range(start + 1, len(batches) + 1):
+            yield batches[self.done - 1]
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.start = state["done"] % len(self.loader)
+
+
+class Noisy(Module):
+    """Its dropout goes on with the random numbers of the run."""
+
+    on_train_batch_start = pl.LightningModule.on_train_batch_start
+
+
+class Validated(Noisy):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+
+@pytest.mark.parametrize(
+    ("module", "loader", "checkpoint"),
+    [
+        (Noisy, lambda: data(shuffle=True), {"save_on_train_epoch_end": True}),
+        (Validated, lambda: data(shuffle=True), {}),
+        (Noisy, Resumable, {"every_n_train_steps": 3}),
+        (Noisy, Resumable, {"every_n_train_steps": 5}),
+        (Noisy, Resumable, {"every_n_train_steps": 8}),
+    ],
+    ids=["end of epoch", "after validation", "middle", "last step of an epoch", "middle of a later epoch"],
+)
+def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(tmp_path, module, loader, checkpoint):
+    def fit(folder, epochs=4, ckpt_path=None):
+        mine = module()
+        options = {"dirpath": tmp_path / folder, "filename": "{step}", "save_top_k": -1} | checkpoint
+        trainer = trainer_of(tmp_path, StepTuned(), ModelCheckpoint(**options), max_epochs=epochs, gradient_clip_val=0.5)
+        torch.manual_seed(7 if ckpt_path is None else 8)
+        trainer.fit(mine, loader(), *([data()] if module is Validated else []), ckpt_path=ckpt_path)
+        return trainer, mine
+
+    through, expected = fit("through")
+    saved = min((tmp_path / "through").glob("*.ckpt"), key=lambda path: int(re.findall(r"\d+", path.name)[0]))
+    trainer, mine = fit("resumed", ckpt_path=saved)
+    assert trainer.global_step == through.global_step == 20
+    assert same_run(trainer, mine, expected, through.optimizers[0])
+    assert trainer.optimizers[0].param_groups[0]["lr"] == through.optimizers[0].param_groups[0]["lr"]
+
+
+# ---------------------------------------------------------------------------------------------- fp16
+
+
+def scaler():
+    return torch.amp.GradScaler("cpu", init_scale=2.0**30, growth_interval=3)
+
+
+def test_fp16_takes_both_passes_through_the_scaler(tmp_path):
+    """The scale starts too high, so that some passes overflow."""
+    module = Module()
+    plugin = StepTunedMixedPrecision("16-mixed", "cpu", scaler())
+    trainer = trainer_of(tmp_path, StepTuned(), plugins=[plugin], gradient_clip_val=0.5, max_epochs=6)
+    trainer.fit(module, data())
+
+    net, theirs = network(), scaler()
+    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0), decay_every=None, max_grad_norm=0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    for _ in range(6):
+        for i, (x, y) in enumerate(data()):
+            for half in (opt.half, opt):
+                torch.manual_seed(i)
+                opt.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False):
+                    loss = nn.functional.cross_entropy(net(x), y)
+                theirs.scale(loss).backward()
+                theirs.step(half)
+            theirs.update()
+            scheduler.step()
+    assert 0 < opt.stats().iterations < trainer.global_step == 30
+    assert same_run(trainer, module, net, opt)
+    assert plugin.scaler.get_scale() == theirs.get_scale()
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+class Clipping(Module):
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        pass
+
+
+class Other(Module):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "options", "message"),
+    [
+        (Module, [], lambda: {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 would take only the last"),
+        (Module, [GradientAccumulationScheduler({1: 4})], dict, "accumulate_grad_batches=4 would take only the last"),
+        (Module, [], lambda: {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "use 'norm'"),
+        (Module, [], lambda: {"plugins": [MixedPrecision("16-mixed", "cpu", scaler())]}, "StepTunedMixedPrecision"),
+        (Clipping, [], dict, "give StepTunedSGD max_grad_norm"),
+        (Other, [], dict, "return one from configure_optimizers"),
+    ],
+    ids=["accumulation", "accumulation later", "by value", "fp16", "own clipping", "another optimizer"],
+)
+def test_what_would_measure_wrongly_is_refused_in_a_sentence(tmp_path, module, callbacks, options, message):
+    trainer, mine = trainer_of(tmp_path, StepTuned(), *callbacks, **options()), module()
+    with pytest.raises(ValueError, match=message) as error:
+        trainer.fit(mine, data())
+    assert "\n" not in str(error.value)
+    assert "log" not in vars(mine)
+
+
+def test_a_run_that_broke_off_leaves_trainer_and_module_as_they_were(tmp_path):
+    class Breaks(Module):
+        def on_train_batch_end(self, *args):
+            raise ArithmeticError
+
+    module, callback = Breaks(), StepTuned()
+    trainer = trainer_of(tmp_path, callback, gradient_clip_val=0.05)
+    with pytest.raises(ArithmeticError):
+        trainer.fit(module, data())
+    assert trainer.gradient_clip_val == 0.05
+    assert "log" not in vars(module)
+
+
+# ---------------------------------------------------------------------------------------------- manual optimisation
+
+
+def test_manual_optimisation_with_two_optimizers_takes_closures(tmp_path):
+    def two(nets):
+        return [StepTunedSGD(net.parameters(), lr=lr, bounds=(0.05, 20.0)) for net, lr in zip(nets, (0.3, 0.1), strict=True)]
+
+    class Manual(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.nets = nn.ModuleList([network(), network()])
+
+        def configure_optimizers(self):
+            return [
+                StepTunedSGD(net.parameters(), lr=lr, bounds=(0.05, 20.0)) for net, lr in zip(self.nets, (0.3, 0.1), strict=True)
+            ]
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            torch.manual_seed(batch_idx)
+            for net, opt in zip(self.nets, self.optimizers(), strict=True):
+
+                def closure(net=net, opt=opt):
+                    opt.zero_grad()
+                    loss = nn.functional.cross_entropy(net(x), y)
+                    self.manual_backward(loss)
+                    return loss
+
+                self.log("loss", opt.step(closure))
+
+    module = Manual()
+    trainer = trainer_of(tmp_path, StepTuned())
+    trainer.fit(module, data())
+    assert trainer.global_step == 20  # Lightning counts every step of every optimizer
+    assert {"step_tuned_0/gamma", "step_tuned_1/gamma"} < trainer.callback_metrics.keys()
+
+    nets = [network(), network()]
+    opts = two(nets)
+    for _ in range(2):
+        for i, (x, y) in enumerate(data()):
+            torch.manual_seed(i)
+            for net, opt in zip(nets, opts, strict=True):
+                for _ in opt.passes():
+                    opt.zero_grad()
+                    nn.functional.cross_entropy(net(x), y).backward()
+    assert torch.equal(flat(module.nets), flat(nn.ModuleList(nets)))
+
+
+def test_by_hand_lightnings_wrapper_of_the_optimizer_says_what_is_wrong(tmp_path):
+    """It gives ``step()`` a closure that does nothing: the forms without a closure need the optimizer itself."""
+
+    class Manual(Module):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            for _ in self.optimizers(use_pl_optimizer=not self.options["itself"]).passes():
+                self.zero_grad()
+                self.manual_backward(nn.functional.cross_entropy(self.net(x), y))
+
+        def configure_optimizers(self):
+            return StepTunedSGD(self.parameters(), lr=0.3)
+
+    for itself in (True, False):
+        module = Manual(itself=itself)
+        module.automatic_optimization = False
+        trainer = trainer_of(tmp_path, StepTuned(), max_epochs=1)
+        if itself:
+            trainer.fit(module, data())
+            assert trainer.optimizers[0].stats().iterations == 5
+        else:
+            with pytest.raises(RuntimeError, match="half step is pending"):
+                trainer.fit(module, data())
+
+
+# ---------------------------------------------------------------------------------------------- two processes
+
+
+def test_two_processes_give_the_numbers_of_one_and_resume_with_their_own_noise(tmp_path):
+    script = Path(__file__).parent / "lightning_on_ranks.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*torchrun, script, tmp_path], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    joined, through, resumed = (torch.load(tmp_path / f"{name}.pt") for name in ("joined", "through", "resumed"))
+    torch.testing.assert_close(through["steady"], joined, rtol=0, atol=1e-10)
+    assert torch.equal(resumed["noisy"], through["noisy"])
+    assert torch.equal(resumed["gamma"], through["gamma"])
+
+
+# ---------------------------------------------------------------------------------------------- the page
+
+
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch, block):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(block, str(PAGE), "exec"), names)
+    assert names["trainer"].optimizers[0].stats().iterations > 0
