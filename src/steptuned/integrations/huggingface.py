@@ -13,13 +13,13 @@ from steptuned.optim.scaling import all_or_nothing
 
 
 class StepTunedTrainer(Trainer):
-    """A Trainer whose optimizer is :class:`~steptuned.StepTunedSGD`.
+    """A Trainer whose optimizer is `steptuned.StepTunedSGD`.
 
     Each update takes two passes over its micro-batches, all ``gradient_accumulation_steps`` of them, with the same random numbers.
     An update is one ``global_step`` and one step of the scheduler; tokens are counted once. The loss that is logged is the one of
     the first pass, ``grad_norm`` the one of the second; ``gamma`` and ``curvature`` are logged beside them.
 
-    From :class:`~transformers.TrainingArguments` the optimizer takes ``learning_rate``, ``weight_decay`` and ``max_grad_norm``; the
+    From `transformers.TrainingArguments` the optimizer takes ``learning_rate``, ``weight_decay`` and ``max_grad_norm``; the
     Trainer itself clips nothing. Decay is left to the Trainer's scheduler. Other options: ``optimizer_cls_and_kwargs=(StepTunedSGD,
     {...})`` or ``optimizers=(StepTunedSGD(...), scheduler)``. Where such an optimizer has a ``max_grad_norm`` of its own, that one
     counts.

@@ -1,6 +1,6 @@
 """Step-Tuned SGD under Lightning's Trainer.
 
-Return :class:`~steptuned.StepTunedSGD` from ``configure_optimizers`` and give the Trainer the callback::
+Return `steptuned.StepTunedSGD` from ``configure_optimizers`` and give the Trainer the callback:
 
     trainer = Trainer(callbacks=[StepTuned()], gradient_clip_val=1.0)
 
@@ -33,10 +33,10 @@ class StepTuned(Callback):
       curvature is measured with.
     - ``self.log`` in the second pass does nothing: what is logged was measured at theta_k, once per mini-batch.
     - ``gamma`` and ``curvature`` are logged at every step, ``negative``, ``at_lower``, ``at_upper`` and ``ignored`` (see
-      :meth:`steptuned.StepTunedSGD.stats`) at the end of every epoch, all under ``step_tuned/``; with several optimizers, under
+      `steptuned.StepTunedSGD.stats`) at the end of every epoch, all under ``step_tuned/``; with several optimizers, under
       ``step_tuned_0/``, ``step_tuned_1/``, ...
     - Checkpoints hold torch's random states, which Lightning leaves out, so that a run with dropout goes on with the same numbers.
-    - Refused: ``accumulate_grad_batches`` above 1, clipping by value, and fp16 without :class:`StepTunedMixedPrecision`.
+    - Refused: ``accumulate_grad_batches`` above 1, clipping by value, and fp16 without `StepTunedMixedPrecision`.
     """
 
     def __init__(self) -> None:
