@@ -50,6 +50,8 @@ decay = "iteration"
 lr = 1.0
 """
 
+PATIENCE = 300
+
 
 class Processes:
     """Starts commands, each in a session of its own, and ends them all with the test."""
@@ -77,7 +79,7 @@ class Processes:
         about = self.folder / f"scheduler-{len(self.started)}.json"
         options = ("--no-dashboard", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", about)
         process = self.start("distributed.cli.dask_scheduler", *options, **environment)
-        wait_until(about.exists, process)
+        wait_until(lambda: about.exists() and about.read_text().endswith("}"), process)
         return json.loads(about.read_text())["address"], process
 
     def worker(self, address, *options, threads=1):
@@ -170,7 +172,7 @@ def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(pr
     last = processes_of.worker(address)
     wait_until(lambda: f"{held} {last.pid}\n" in (tmp_path / "asked").read_text(), client, second, last)
     brake.unlink()
-    assert client.wait() == 0, client.said()
+    assert client.wait(PATIENCE) == 0, client.said()
     assert second.poll() is None, "it was never disturbed"
 
     trails = assert_never_two_at_a_run(tmp_path)
@@ -188,7 +190,7 @@ def test_a_run_that_kills_its_worker_each_time_is_given_up_and_the_cluster_lives
     address, _ = processes_of.scheduler(DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES="0")
     processes_of.worker(address, "--nworkers", "2")
     client = processes_of.sweep(address, out, SHORT)
-    assert client.wait(300) == 1, client.said()
+    assert client.wait(PATIENCE) == 1, client.said()
     assert client.said().count("its process died 3 times") == 1, client.said()
     assert "1 runs failed" in client.said()
     assert len(Store(out).runs()) == 3
@@ -209,8 +211,11 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
     worker = processes_of.worker(address)
     client = processes_of.sweep(address, out)
     (run,) = wait_until(lambda: runs_of(worker, out), client, worker)
+    brake = tmp_path / f"brake-{worker.pid}"
+    brake.touch()
     client.send_signal(signal.SIGINT)
-    assert client.wait() == 130, client.said()
+    assert client.wait(PATIENCE) == 130, client.said()
+    brake.unlink()
     assert "goes to its end; nothing is lost. Go on with:" in client.said()
     assert "Traceback" not in client.said()
     wait_until(run.result, worker)
@@ -221,7 +226,7 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
     client = processes_of.sweep(address, out)
     wait_until(lambda: runs_of(worker, out), client, worker)
     kill(scheduler)
-    assert client.wait() == 1
+    assert client.wait(PATIENCE) == 1
     assert f"the Dask scheduler at {address} is gone. Nothing is lost; go on with: " in client.said()
     assert "Traceback" not in client.said()
 
@@ -232,12 +237,12 @@ def test_workers_of_this_machine_stop_with_ctrl_c_and_go_on_with_the_same_number
     client = processes_of.sweep("local:2", out, experiment)
     wait_until(lambda: list(out.glob("runs/*/*/checkpoint.pt")), client)
     os.killpg(client.pid, signal.SIGINT)  # as a terminal does
-    assert client.wait() == 130, client.said()
+    assert client.wait(PATIENCE) == 130, client.said()
     assert "Traceback" not in client.said()
     wait_until(lambda: not any(run.is_locked() for run in Store(out).runs()))
 
     client = processes_of.sweep("local:2", out, experiment)
-    assert client.wait() == 0, client.said()
+    assert client.wait(PATIENCE) == 0, client.said()
     assert "with 2 jobs" in client.said()
     assert "Traceback" not in client.said()
     assert [run.environment()["threads"] for run in Store(out).runs()] == [share(2)] * 3

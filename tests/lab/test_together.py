@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import make_spec
 from test_store import numbers
 
+from steptuned.lab.engine import How, Together
 from steptuned.lab.experiment import load
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.ranks import Ranks, Torchrun
+from steptuned.lab.run import folder_of
 from steptuned.lab.store import Store
 
 HERE = Path(__file__).parent
@@ -40,13 +43,13 @@ lr = 0.05
 
 
 class Started:
-    """The command on two ranks, in a session of its own."""
+    """The command on three ranks, in a session of its own."""
 
-    def __init__(self, folder, small, *arguments):
+    def __init__(self, folder, small, *arguments, script="on_ranks.py"):
         pickled = folder / "small"
         pickled.write_bytes(pickle.dumps(small))
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command = [*launcher, HERE / "on_ranks.py", pickled, *arguments]
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+        command = [*launcher, HERE / script, pickled, *arguments]
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -60,8 +63,9 @@ class Started:
         return self
 
     def __exit__(self, *_):
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.poll() is None:  # the ranks have sessions of their own
+            for pid in [*self.ranks(), self.process.pid]:
+                os.kill(pid, signal.SIGKILL)
 
     def end(self):
         said, _ = self.process.communicate(timeout=300)
@@ -69,9 +73,11 @@ class Started:
 
     def rank(self, index):
         """The process of a rank."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (found,) = [int(pid) for pid in children if f"\0RANK={index}\0" in Path(f"/proc/{pid}/environ").read_text()]
+        (found,) = [pid for pid in self.ranks() if f"\0RANK={index}\0" in Path(f"/proc/{pid}/environ").read_text()]
         return found
+
+    def ranks(self):
+        return [int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
 
 
 def all_numbers(folder):
@@ -87,15 +93,15 @@ def files(tmp_path):
     return [tmp_path / f"{name}.toml" for name in sizes]
 
 
-def test_two_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
+def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
     with Started(tmp_path, small, "run", *files, "--out", tmp_path / "undisturbed", "--checkpoint-seconds", "1000") as started:
         code, said = started.end()
     assert code == 0, said
-    assert said.count("a large run, on 2 ranks") >= 2
+    assert said.count("a large run, on 3 ranks") >= 2
     undisturbed = Store(tmp_path / "undisturbed")
-    assert [run.spec.ranks for run in undisturbed.runs()] == [2, 2]
+    assert [run.spec.ranks for run in undisturbed.runs()] == [3, 3]
     assert [run.status() for run in undisturbed.runs()] == ["finished", "finished"]
-    assert all(run.environment()["ranks"] == 2 for run in undisturbed.runs())
+    assert all(run.environment()["ranks"] == 3 for run in undisturbed.runs())
 
     # One process, on the joined mini-batches: the same way up to rounding, which is that of single precision.
     experiment = load(files[0], "paper")
@@ -130,12 +136,27 @@ def test_two_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
     assert all_numbers(tmp_path / "disturbed") == all_numbers(tmp_path / "undisturbed")
 
 
+def test_the_network_that_is_judged_is_the_same_on_all_ranks(tmp_path, small):
+    """BatchNorm has statistics of each rank's rows; those of the lead count."""
+    with Started(tmp_path, small, tmp_path / "said.json", script="evaluation_on_ranks.py") as started:
+        code, said = started.end()
+    assert code == 0, said
+    values = json.loads((tmp_path / "said.json").read_text())
+    together, alone = values[0]
+    for name in ("loss", "test loss", "accuracy"):
+        assert together[name] == pytest.approx(alone[name], rel=1e-6), name
+        assert all(each[name] == together[name] for each, _ in values)
+        assert all(each[name] == pytest.approx(alone[name], rel=1e-6) for _, each in values)
+
+
 def test_what_cannot_be_divided_is_refused_in_one_sentence(tmp_path, small):
     path = tmp_path / "experiment.toml"
     path.write_text('title = "x"\nfigure = "loss"\nproblem = "regression"\nbudget = { epochs = 1 }\n[methods.sgd]\nlr = 1.0\n')
     with Started(tmp_path, small, "run", path, "--out", tmp_path / "out") as started:
         code, said = started.end()
     assert code == 1
+    assert "Traceback" not in said.split("ChildFailedError")[0].split("torch/distributed")[0]
+    assert "failed: sgd" in said
     assert "regression has no network, so it cannot be divided among ranks" in " ".join(said.split())
 
 
@@ -145,7 +166,7 @@ def test_options_that_do_not_go_with_torchrun_are_refused_by_the_lead_alone(tmp_
     for rank in "01":
         done = subprocess.run(
             [sys.executable, "-m", "steptuned", "run", files[0], "--jobs", "2", "--out", tmp_path / "out"],
-            env={**environment, "RANK": rank},
+            env={**environment, "RANK": rank, "LOCAL_RANK": rank},
             capture_output=True,
             text=True,
             check=False,
@@ -177,11 +198,11 @@ def test_weighted_parts_average_to_the_whole(rows, number):
     assert torch.equal(Ranks().part(torch.arange(rows))[0], torch.arange(rows))
 
 
-def test_a_line_search_is_refused(small):
-    problem = PROBLEMS["digits"](PROBLEMS["digits"].defaults, 0, torch.device("cpu"))
-    problem.ranks = ranks_of(2)[0]
-    with pytest.raises(ValueError, match="armijo compares losses"):
-        Driver("armijo", problem, METHODS["armijo"].defaults)
+def test_a_line_search_is_refused_before_any_other_rank_knows_of_it(tmp_path):
+    run = folder_of(Store(tmp_path), make_spec("armijo", "digits"))
+    engine = Together(ranks_of(2)[0], How())
+    assert list(engine.process([run])) == [run]
+    assert run.failure()["reason"].startswith("IndivisibleError: armijo compares losses, of which every rank has its own")
 
 
 def test_the_number_of_ranks_is_part_of_the_identity_where_there_are_several(files):

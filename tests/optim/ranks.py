@@ -350,6 +350,8 @@ def refusals(folder):
     model = sharded(Network(), line())
     opt = make_optimizer(model)
     walk(model, opt, 1)
+    partly = Network()
+    fully_shard(partly[2], mesh=line())
     single = Network()
     plain = make_optimizer(single)
     walk(single, plain, 1)
@@ -362,6 +364,7 @@ def refusals(folder):
         "elsewhere": said(lambda: StepTunedSGD([nn.Parameter(elsewhere)])),
         "another way": said(lambda: opt.load_state_dict(plain.state_dict())),
         "and back": said(lambda: plain.load_state_dict(opt.state_dict())),
+        "several places": said(lambda: scaled(partly)),
         "Algorithm 1": said(lambda: StepTunedGD(model.parameters())),
         "Armijo": said(lambda: ArmijoGD(model.parameters())),
         "untouched": theta(model),

@@ -236,6 +236,7 @@ def test_what_is_not_supported_is_refused(results):
             said["Algorithm 1"] == "ValueError: StepTunedGD does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"
         )
         assert said["Armijo"] == "ValueError: ArmijoGD does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"
+        assert "RuntimeError: a GradScaler sees an overflow only on the mesh of the first parameter" in said["several places"]
         torch.testing.assert_close(said["untouched"], alone(1)["theta"][0], **CLOSE)
     assert first["elsewhere"] == "nothing"
     assert "ValueError: StepTunedSGD got a parameter on a mesh that this rank is not in" in other["elsewhere"]

@@ -86,8 +86,9 @@ def _begin(
         list[Path], typer.Option("--with", metavar="FILE", help="A Python file with problems, methods or figures of your own.")
     ] = [],  # noqa: B006 - typer makes a new one
 ) -> None:
-    if started_by_torchrun() and os.environ["RANK"] != "0":
-        console.quiet = errors.quiet = True  # the lead speaks for all
+    if started_by_torchrun():
+        console.quiet = os.environ["RANK"] != "0"  # the lead speaks for all
+        errors.quiet = os.environ["LOCAL_RANK"] != "0"  # the first of each machine, of what is wrong there
     context.obj = tuple(path.absolute() for path in with_)
     try:
         extend(context.obj)
@@ -150,7 +151,7 @@ def plan(names: Names, scale: ScaleOption = Scale.paper, device: DeviceOption = 
     """What experiments would cost on this machine, from a few steps of each method; nothing is run or written."""
     _find_data(data)
     asked = _asked(names, scale)
-    where = _device(device)
+    where = device if device == "auto" else _device(device)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("experiment", "runs", "bp", "one job here", "PFLOP", "logs, MB"):
         table.add_column(column, justify="left" if column == "experiment" else "right", no_wrap=True)
@@ -164,7 +165,7 @@ def plan(names: Names, scale: ScaleOption = Scale.paper, device: DeviceOption = 
         for experiment in itertools.chain(*asked.values()):
             status.update(experiment.name)
             try:
-                cost = estimate(experiment, where)
+                cost = estimate(experiment, device_here(where, PROBLEMS[experiment.problem].double))
             except DataError as error:
                 stop(str(error))
             add(experiment.name, cost)
@@ -436,6 +437,9 @@ def _together(how: How) -> Engine:
             follow(ranks, how.device)
         except KeyboardInterrupt:
             os._exit(130)
+        except Exception as error:
+            errors.quiet = False
+            stop(f"rank {ranks.index}: {type(error).__name__}: {error}")
         raise typer.Exit
     return Together(ranks, how)
 

@@ -13,9 +13,10 @@ import torch
 from joblib.externals.loky import get_reusable_executor
 
 from steptuned.lab.extensions import extend
+from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.ranks import Ranks
-from steptuned.lab.run import CHECKPOINT_SECONDS, environment_now, execute
-from steptuned.lab.store import ENDED, Died, Run
+from steptuned.lab.run import CHECKPOINT_SECONDS, IndivisibleError, environment_now, execute
+from steptuned.lab.store import ENDED, TRIES, Died, Run, why
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,12 @@ class Engine(Protocol):
         """All runs are made."""
 
 
-def device_here(name: str) -> str:
-    """The device of that name; of `auto` an accelerator, if this machine has one."""
+def device_here(name: str, double: bool = False) -> str:
+    """The device of that name; of `auto` an accelerator, if this machine has one, and one with double precision if need be."""
     if name != "auto":
         return name
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return "cpu" if found is None else found.type
+    return "cpu" if found is None or (double and found.type == "mps") else found.type
 
 
 def is_usable(device: str) -> bool:
@@ -83,12 +84,11 @@ def work(folder: Path, how: How) -> None:
     run = Run(folder)
     try:
         extend(how.extensions)
-        device = device_here(how.device)
+        device = device_here(how.device, PROBLEMS[run.spec.problem].double)
         execute(run, environment_now(device, torch.get_num_threads()), device, how.checkpoint_seconds, how.tensorboard)
-    except Died as died:
-        run.fail(str(died))
     except Exception as error:
-        run.fail(f"{type(error).__name__}: {error}")
+        if run.failure() is None:  # whoever had claimed it has written why
+            run.fail(why(error))
 
 
 class Local:
@@ -101,13 +101,19 @@ class Local:
     def process(self, runs: list[Run]) -> Iterator[Run | str]:
         """Those whose process died are tried once more, each alone: a death takes the others with it. Who dies again has failed."""
         left = list(runs)
+        barren = 0
         while left:
-            for run in (yield from self._pool(left, self.jobs, left)):
+            before = len(left)
+            suspects = yield from self._pool(left, self.jobs, left)
+            for run in suspects:
                 if (yield from self._pool([run], 1, left)):
                     run.fail("its process died twice")
             for run in [run for run in left if run.status() in ENDED]:  # those that were not heard of
                 left.remove(run)
                 yield run
+            barren = 0 if suspects or len(left) < before else barren + 1
+            if barren == TRIES:
+                raise EngineError("processes of this machine die before they begin a run: is there enough memory for so many jobs?")
 
     def _pool(self, runs: list[Run], jobs: int, left: list[Run]) -> Generator[Run | str, None, list[Run]]:
         """Run in parallel until all is done or a process dies. Returns the runs that may have killed it."""
@@ -147,17 +153,16 @@ class Together:
         self.how = replace(how, ranks=ranks.number)
 
     def process(self, runs: list[Run]) -> Iterator[Run | str]:
-        """A run that fails ends them all: the others may be anywhere in it."""
+        """A run that fails in its middle ends them all: the others may be anywhere in it."""
         how = self.how
         for run in runs:
             environment = environment_now(how.device, torch.get_num_threads()) | {"ranks": how.ranks}
             try:
                 execute(run, environment, how.device, how.checkpoint_seconds, how.tensorboard, self._ranks)
-            except Died as died:
-                run.fail(str(died))
+            except (Died, IndivisibleError):
+                pass  # before any other rank knew of it
             except Exception as error:
-                run.fail(f"{type(error).__name__}: {error}")
-                raise EngineError(f"{run.folder.name} failed: {type(error).__name__}: {error}") from error
+                raise EngineError(f"{run.folder.name} failed: {why(error)}") from error
             yield run
 
     def stop(self) -> str:

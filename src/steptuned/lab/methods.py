@@ -107,8 +107,6 @@ class Driver:
 
     def __init__(self, name: str, problem: Problem, hyper: dict[str, Any]) -> None:
         method = METHODS[name]
-        if name == "armijo" and problem.ranks.number > 1:
-            raise ValueError("armijo compares losses, of which every rank has its own: run it without torchrun")
         self.problem = problem
         self.full_batch = method.full_batch
         self.optimizer = method.make(problem, hyper)

@@ -13,6 +13,7 @@ from steptuned.lab.experiment import Experiment
 from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Problem
+from steptuned.lab.run import synchronise
 from steptuned.lab.spec import RunSpec
 
 
@@ -41,14 +42,14 @@ def estimate(experiment: Experiment, device: str) -> Plan:
     plan = Plan()
     cost: dict[str, float] = {}
     evaluation: float | None = None
-    flop = 0.0
+    flop: dict[str, float] = {}
     for entry, (count, back_propagations) in zip(experiment.entries, experiment.expected_back_propagations().values(), strict=True):
         driver = Driver(entry.method, problem, entry.grid()[0])
         if entry.method not in cost:
-            cost[entry.method] = _seconds(driver.advance, 0.2)
+            cost[entry.method] = _seconds(driver.advance, 0.2, device)
+            flop[entry.method] = _flop(driver.advance)
             if evaluation is None:
                 evaluation = _evaluation(problem, cost[entry.method])
-                flop = _flop(driver.advance)
         records = count * _records(back_propagations // count, spec)
         evaluations = records * (evaluation or 0.0)
         # An evaluation is a forward pass over all mini-batches, a third of their back-propagations.
@@ -57,7 +58,7 @@ def estimate(experiment: Experiment, device: str) -> Plan:
             count,
             back_propagations,
             back_propagations * cost[entry.method] + evaluations,
-            flop * (back_propagations + forward),
+            flop[entry.method] * (back_propagations + forward),
             records * _record_bytes(driver),
         )
     return plan
@@ -94,12 +95,14 @@ def _flop(work: Callable[[], Any]) -> float:
     return float(counter.get_total_flops())
 
 
-def _seconds(work: Callable[[], Any], at_least: float) -> float:
+def _seconds(work: Callable[[], Any], at_least: float, device: str) -> float:
     """How long it takes, the first time left out: a mean over so many seconds, and over two at least."""
     work()
+    synchronise(torch.device(device))
     start, times = time.perf_counter(), 0
     while times < 2 or time.perf_counter() - start < at_least:
         work()
+        synchronise(torch.device(device))
         times += 1
     return (time.perf_counter() - start) / times
 

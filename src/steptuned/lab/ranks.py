@@ -4,11 +4,15 @@ The first of them, the lead, has the store, the log and the terminal; the others
 """
 
 import os
+from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+FOR_EVER = timedelta(days=365)
 
 
 class Ranks:
@@ -28,6 +32,9 @@ class Ranks:
     def sum(self, values: Tensor) -> Tensor:
         """Over the ranks."""
         return values
+
+    def same(self, tensors: Iterable[Tensor]) -> None:
+        """Give all ranks the lead's values."""
 
     def agree(self, answer: bool) -> bool:
         """The lead's answer."""
@@ -52,7 +59,7 @@ class Torchrun(Ranks):
             self.device = f"cuda:{os.environ['LOCAL_RANK']}"
             torch.cuda.set_device(self.device)
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
-        self._talk = dist.new_group(backend="gloo")
+        self._talk = dist.new_group(backend="gloo", timeout=FOR_EVER)  # the lead may wait for a lock, or draw
 
     def part(self, rows: Tensor) -> tuple[Tensor, float]:
         mine = rows.tensor_split(self.number)[self.index]
@@ -61,12 +68,17 @@ class Torchrun(Ranks):
         return mine, len(mine) * self.number / len(rows)
 
     def replica(self, model: nn.Module) -> nn.Module:
-        return nn.parallel.DistributedDataParallel(model)
+        # Told so, DDP does not change the order of its sums after its first backward, so that a resumed run has the same one.
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 
     def sum(self, values: Tensor) -> Tensor:
         values = values.clone()
         dist.all_reduce(values, group=self._talk)
         return values
+
+    def same(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
 
     def agree(self, answer: bool) -> bool:
         said = torch.tensor(answer)

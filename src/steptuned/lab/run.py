@@ -45,8 +45,22 @@ def execute(
         status = run.status()
         if status in COMPLETE:
             return status
-        spec = ranks.hear(run.spec)
+        spec = run.spec
+        if ranks.number > 1:
+            _refuse_division(spec)
+        ranks.hear(spec)
         return _train(spec, torch.device(device), ranks, _Book(run, checkpoint_seconds, tensorboard))
+
+
+class IndivisibleError(ValueError):
+    """A run that one process has to make alone, in one sentence."""
+
+
+def _refuse_division(spec: RunSpec) -> None:
+    if not PROBLEMS[spec.problem].dividable:
+        raise IndivisibleError(f"{spec.problem} has no network, so it cannot be divided among ranks: run it without torchrun")
+    if spec.method == "armijo":
+        raise IndivisibleError("armijo compares losses, of which every rank has its own: run it without torchrun")
 
 
 def follow(ranks: Ranks, device: str) -> None:

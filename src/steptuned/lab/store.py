@@ -43,6 +43,11 @@ class Died(Exception):  # noqa: N818 - a word for what happened
         super().__init__(f"its process died {TRIES} times")
 
 
+def why(error: Exception) -> str:
+    """In a sentence."""
+    return str(error) if isinstance(error, Died) else f"{type(error).__name__}: {error}"
+
+
 class Run:
     """The folder of one run."""
 
@@ -142,6 +147,9 @@ class Run:
                 self._say_running()
                 self._keep_environment(environment)
                 yield
+            except Exception as error:
+                self.fail(why(error))
+                raise
             finally:
                 (self.folder / "running.json").unlink(missing_ok=True)
 
@@ -189,7 +197,7 @@ class Run:
             checkpoint = torch.load(self.folder / "checkpoint.pt", weights_only=True)
             with open(self.log_path, "rb") as file:
                 begun = file.read(checkpoint["log bytes"])
-            if hashlib.sha256(begun).hexdigest() != checkpoint["log sha256"]:
+            if hashlib.sha256(begun).hexdigest() != checkpoint["log sha256"] or "ranks" not in checkpoint:
                 checkpoint = None
         except Exception:  # not there, or not readable for whatever reason: the run begins anew
             checkpoint = None

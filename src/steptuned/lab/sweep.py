@@ -21,6 +21,7 @@ from rich.text import Text
 from steptuned.lab.engine import Engine, device_here, ignore_interrupts, is_usable
 from steptuned.lab.experiment import Experiment, Outcome, stages
 from steptuned.lab.plan import duration, estimate
+from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.run import folder_of, name_of
 from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import Run, Store
@@ -108,7 +109,7 @@ class Sweep:
         """Print how many runs there are and about how long they take."""
         jobs, how, threads = self.engine.jobs, self.engine.how, torch.get_num_threads()
         torch.set_num_threads(how.threads or threads)
-        device = device_here(how.device)
+        device = device_here(how.device, PROBLEMS[experiment.problem].double)
         plan = estimate(experiment, device if is_usable(device) else "cpu")
         torch.set_num_threads(threads)
         self.console.print(

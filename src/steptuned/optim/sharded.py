@@ -119,6 +119,15 @@ def refuse(params: Iterable[Tensor], name: str, sharded: bool = True) -> None:
             )
 
 
+def refuse_scaling(params: Iterable[Tensor]) -> None:
+    """Raise an error where a GradScaler would not tell all ranks of an overflow: it asks those of the first gradient's mesh."""
+    if len({place(p) for p in params}) > 1:
+        raise RuntimeError(
+            "a GradScaler sees an overflow only on the mesh of the first parameter, and these lie on several or are sharded in "
+            "several ways, so that gamma would differ between ranks: use bfloat16, which needs no GradScaler"
+        )
+
+
 def refuse_private(name: str) -> None:
     """Raise an error if a wrapper is making an optimizer for some of the parameters only."""
     frame = sys._getframe(1)

@@ -387,6 +387,8 @@ class StepTunedSGD(Scalable, Optimizer):
     def _first(self, scaling: Scaling | None) -> None:
         """theta_k to theta_{k+1/2}; keeps g0."""
         self._refuse_pending("half_step()")
+        if scaling is not None:
+            sharded.refuse_scaling(self._params())
         self._settle()
         first = self.param_groups[0]
         buckets = self._gather(scaling)

@@ -31,8 +31,10 @@ class Problem(ABC):
     """Whether dropout and the like are the same in both passes of Step-Tuned SGD over a mini-batch."""
     parameters: list[Tensor]
     stream: "Stream"
+    dividable: ClassVar[bool] = False
+    """Whether several ranks can minimise it together."""
     ranks = Ranks()
-    """Who minimises it together."""
+    """Who does."""
 
     @abstractmethod
     def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None: ...
@@ -44,9 +46,7 @@ class Problem(ABC):
 
     def divide(self, ranks: Ranks) -> None:
         """Let several ranks minimise it together, each with its rows of every mini-batch."""
-        raise ValueError(
-            f"{type(self).__name__.lower()} has no network, so it cannot be divided among ranks: run it without torchrun"
-        )
+        raise NotImplementedError
 
     def draw(self) -> Tensor:
         """The next mini-batch: as many rows as it has, with all that :meth:`loss` needs to know of them."""
@@ -73,6 +73,7 @@ class Problem(ABC):
 class NetworkProblem(Problem):
     """A problem whose point is a network's."""
 
+    dividable: ClassVar[bool] = True
     model: nn.Module
     replica: nn.Module
     """The network as it is to be called for a loss that is back-propagated; for anything else the model is."""

@@ -130,6 +130,7 @@ class Images(NetworkProblem):
         with as_trained(self.model, self.device), self._autocast():
             train = self._over(self.train)
             squares = torch.stack([p.square().sum() for p in self.parameters])
+        self.ranks.same(self.model.buffers())  # every rank has BatchNorm statistics of its own until the next forward pass
         with as_used(self.model), self._autocast():
             test = self._over(self.test)
         penalty = self.weight_decay / 2 * squares.cpu().double().sum().item()

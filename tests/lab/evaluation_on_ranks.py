@@ -1,0 +1,30 @@
+"""Started by torchrun: a network with BatchNorm is trained a little and evaluated, by all ranks and then by each alone."""
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import small_data
+
+if __name__ == "__main__":
+    small_data.use(*pickle.loads(Path(sys.argv[1]).read_bytes()), os.environ)
+    import torch
+
+    from steptuned.lab.methods import METHODS, Driver
+    from steptuned.lab.problems import PROBLEMS
+    from steptuned.lab.ranks import Ranks, Torchrun
+
+    ranks = Torchrun("cpu")
+    options = {**PROBLEMS["images"].defaults, "network": "lenet-batchnorm", "batch": 32}
+    problem = PROBLEMS["images"](options, 0, torch.device("cpu"))
+    problem.divide(ranks)
+    driver = Driver("sgd", problem, METHODS["sgd"].defaults)
+    for _ in range(3):
+        driver.advance()
+    together = problem.evaluate()
+    problem.ranks = Ranks()
+    said = ranks.gather((together, problem.evaluate()))
+    if ranks.index == 0:
+        Path(sys.argv[2]).write_text(json.dumps(said))
