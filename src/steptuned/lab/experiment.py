@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 SCALES = ("demo", "small", "paper")
-COUNTS = ("batch", "columns", "uses")
+COUNTS = ("batch", "columns", "uses", "context", "width", "depth", "heads")
 """Whole numbers of which there must be one at least."""
 
 

@@ -36,6 +36,8 @@ STYLES: dict[str, tuple[str, str]] = {
     "armijo": ("#009E73", "-"),
     "adam": ("#D55E00", "-"),
     "rmsprop": ("#009E73", "-"),
+    "momentum": ("#E69F00", "-"),
+    "adamw": ("#CC79A7", "-"),
 }
 SPARE = ("#E69F00", "#56B4E9", "#CC79A7", "#F0E442")
 
