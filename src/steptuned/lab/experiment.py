@@ -75,6 +75,8 @@ class Experiment(_Strict):
     scale: str
     title: str
     figure: str
+    note: str = ""
+    """What a reader of its results should know."""
     problem: str
     options: dict[str, Any]
     instances: int = Field(default=1, ge=1)

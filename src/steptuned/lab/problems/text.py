@@ -46,7 +46,7 @@ class Text(NetworkProblem):
         "depth": 2,
         "heads": 4,
         "dropout": 0.1,
-        "batch": 32,
+        "batch": 16,
         "weight_decay": 0.0,
     }
     description: ClassVar[str] = "the next character of Python's own documentation, a small transformer"
@@ -54,7 +54,7 @@ class Text(NetworkProblem):
 
     def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
         rows, test_rows, context = (options[key] for key in ("rows", "test_rows", "context"))
-        codes = torch.tensor([SYMBOLS.index(character) for character in text()])
+        codes = _codes()
         needed = (rows + test_rows) * context + 2  # the last window's last target comes after it, in both parts
         if min(rows, test_rows) < 1 or needed > len(codes):
             raise DataError(
@@ -138,6 +138,11 @@ def text() -> str:
         found += [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
     known = set(SYMBOLS)
     return "".join(character for character in "\n\n".join(filter(None, found)) if character in known)
+
+
+@functools.cache
+def _codes() -> Tensor:
+    return torch.tensor([SYMBOLS.index(character) for character in text()])
 
 
 @functools.cache
