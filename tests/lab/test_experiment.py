@@ -142,7 +142,7 @@ def test_instances_are_tuned_each_or_on_the_first(file):
     ("change", "sentence"),
     [
         (('problem = "regression"', 'problem = "regresion"'), "problem = 'regresion' is not one of autoencoder, digits"),
-        (("[methods.sgd]", "[methods.sdg]"), "methods.sdg = 'sdg' is not one of adam, armijo"),
+        (("[methods.sgd]", "[methods.sdg]"), "methods.sdg = 'sdg' is not one of adam, adamw, armijo"),
         (
             ("lr = [1.0, 10.0]", "learning_rate = 1"),
             "methods.sgd.learning_rate = 'learning_rate' is not one of decay, delta, lr, uses",

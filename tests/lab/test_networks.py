@@ -1,11 +1,12 @@
-"""The networks of Table 1: sizes, shapes, starts, activations."""
+"""The networks: sizes, shapes, starts, activations."""
 
 import pytest
 import torch
 from torch import nn
 
-from steptuned.lab.networks import ACTIVATIONS, NETWORKS, autoencoder
+from steptuned.lab.networks import ACTIVATIONS, NETWORKS, autoencoder, transformer
 from steptuned.lab.networks.resnet import Block
+from steptuned.lab.networks.transformer import Transformer
 
 
 def size(model):
@@ -98,3 +99,37 @@ def test_nin_has_dropout_after_its_first_two_stages():
     before = [type(model[i - 1]) for i, layer in enumerate(model) if isinstance(layer, nn.Dropout)]
     assert before == [nn.MaxPool2d, nn.AvgPool2d]
     assert isinstance(model[-3], nn.Conv2d), "no BatchNorm and no activation after the last convolution"
+
+
+@pytest.mark.parametrize(
+    ("context", "width", "depth", "heads", "parameters"),
+    [(64, 64, 2, 4, 116_480), (64, 32, 2, 2, 33_664), (128, 256, 6, 8, 4_820_992)],
+)
+def test_the_transformer_has_its_size_and_scores_for_every_place(context, width, depth, heads, parameters):
+    model = Transformer(96, context, width, depth, heads, 0.1)
+    assert size(model) == parameters
+    assert model(torch.randint(96, (2, context))).shape == (2, context, 96)
+    assert model(torch.randint(96, (2, 5))).shape == (2, 5, 96), "a shorter text will do"
+
+
+def test_the_transformer_begins_as_gpt_2_does():
+    torch.manual_seed(0)
+    model = Transformer(96, 64, 64, 8, 4, 0.0)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            ends_branch = name.endswith(("joined", "narrow"))
+            assert module.weight.std().item() == pytest.approx(0.02 / 4 if ends_branch else 0.02, rel=0.05)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            assert not module.bias.any()
+
+
+def test_an_attention_head_is_the_formula():
+    torch.manual_seed(0)
+    block = transformer.Block(6, 2, 0.0)
+    x = torch.randn(1, 5, 6)
+    q, k, v = block.queries_keys_values(x)[0].split(6, 1)
+    heads = []
+    for part in (slice(0, 3), slice(3, 6)):
+        scores = q[:, part] @ k[:, part].T / 3**0.5
+        heads.append(scores.masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf")).softmax(1) @ v[:, part])
+    torch.testing.assert_close(block._attention(x)[0], torch.cat(heads, 1))

@@ -230,7 +230,7 @@ def test_a_store_without_notes_of_what_was_asked_for_still_has_the_papers_experi
     shown = view_of(tmp_path).figures
     assert [(figure.name, figure.scale) for figure in shown] == [("figure-6", "demo")]
     assert shown[0].panels[0].size == "2,000 training images, 20 epochs, 2 seeds"
-    assert "demo scale, smaller than the paper" in page_of(tmp_path)
+    assert "demo scale, smaller than scale paper" in page_of(tmp_path)
 
 
 def test_an_empty_store_gives_a_page_that_says_so(tmp_path):

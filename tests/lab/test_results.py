@@ -3,11 +3,13 @@
 import re
 
 import pytest
+from made_up import fill, records_of
 from rich.console import Console
 from test_timing import made_up
 
 from steptuned.lab.engine import How, Local
 from steptuned.lab.experiment import load_all
+from steptuned.lab.methods import METHODS
 from steptuned.lab.report import figures, results, tables
 from steptuned.lab.store import Store
 from steptuned.lab.sweep import Results, Sweep, outcome_of
@@ -77,8 +79,38 @@ def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tm
             assert f"{run_.result()['last']['loss']:.4g}" in text
     assert "winner on the EDGE: lr" in text or "3 tried" in text
     assert "Not measured: (b), (c), (d), (e), (f)." in text
-    assert "scale paper" not in text, "there are no such runs"
+    assert ", scale paper" not in text, "there are no such runs"
     assert "Not judged, for want of runs: 1, 2" in text
+
+
+def test_an_experiment_that_is_not_the_papers_says_what_it_is_and_who_ended_best(tmp_path):
+    ends = {"sgd": 3.0, "momentum": 2.5, "adamw": 1.5, "step-tuned-sgd": 2.0}
+
+    def records(spec):
+        end = ends[spec.method]
+        measures = {"test loss": lambda share: 4 - end, "accuracy": lambda share: share / end}
+        return records_of(spec, lambda share: 4 - (4 - end) * share, points=4, **measures)
+
+    fill(tmp_path / "out", "text", records)
+    results.write(tmp_path / "out", tmp_path / "text.md", "steptuned results out --to text.md")
+    page = " ".join((tmp_path / "text.md").read_text().split())
+    assert "Not an experiment of the paper" in page
+    assert "smaller than scale paper" in page
+    best = "AdamW, Step-Tuned SGD, SGD with momentum, SGD"
+    worst = "SGD, SGD with momentum, Step-Tuned SGD, AdamW"
+    said = f"lowest J: {best}; lowest test loss: {worst}; highest accuracy: {best}."
+    assert f"From best to worst at the end, by the mean of the seeds, {said}" in page
+    assert "Not judged, for want of runs: 1, 2" in page
+
+
+def test_the_machine_is_said_with_the_text_that_came_with_it():
+    assert "Python 3 with the text abc, " in results.environment_sentence({"python": "3", "text": "abc"})
+    assert "text" not in results.environment_sentence({"python": "3"})
+
+
+def test_no_two_methods_on_mini_batches_look_the_same():
+    names = [name for name, method in METHODS.items() if not method.full_batch]
+    assert len({figures.STYLES[name] for name in names}) == len(names)
 
 
 def test_what_is_missing_is_said(experiments, tmp_path):

@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 SCALES = ("demo", "small", "paper")
-COUNTS = ("batch", "columns", "uses")
+COUNTS = ("batch", "columns", "uses", "context", "width", "depth", "heads")
 """Whole numbers of which there must be one at least."""
 
 
@@ -75,6 +75,8 @@ class Experiment(_Strict):
     scale: str
     title: str
     figure: str
+    note: str = ""
+    """What a reader of its results should know."""
     problem: str
     options: dict[str, Any]
     instances: int = Field(default=1, ge=1)

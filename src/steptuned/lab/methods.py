@@ -39,12 +39,22 @@ def _sgd(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
     return torch.optim.SGD(problem.parameters, lr=hyper["lr"], weight_decay=problem.weight_decay)
 
 
+def _momentum(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
+    return torch.optim.SGD(problem.parameters, hyper["lr"], hyper["momentum"], weight_decay=problem.weight_decay)
+
+
 def _rmsprop(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
     return torch.optim.RMSprop(problem.parameters, lr=hyper["lr"], weight_decay=problem.weight_decay)
 
 
 def _adam(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
     return torch.optim.Adam(problem.parameters, hyper["lr"], (hyper["beta1"], 0.999), weight_decay=problem.weight_decay)
+
+
+def _adamw(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
+    """Its decay is not part of the gradient, and neither is then J's regularisation: lambda is added to its own decay."""
+    decay = hyper["weight_decay"] + problem.weight_decay
+    return torch.optim.AdamW(problem.parameters, hyper["lr"], (hyper["beta1"], 0.999), weight_decay=decay)
 
 
 def _step_tuned_sgd(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
@@ -80,8 +90,10 @@ _TUNED = {"nu": 2.0, "bounds": [0.5, 2.0]}
 
 METHODS: dict[str, Method] = {
     "sgd": Method("SGD", _sgd, {**_DECAYED, "uses": 1}),
+    "momentum": Method("SGD with momentum", _momentum, {**_DECAYED, "momentum": 0.9, "uses": 1}),
     "rmsprop": Method("RMSprop", _rmsprop, {"lr": 0.001, "uses": 1}),
     "adam": Method("Adam", _adam, {"lr": 0.001, "beta1": 0.9, "uses": 1}),
+    "adamw": Method("AdamW", _adamw, {**_DECAYED, "lr": 0.001, "beta1": 0.9, "weight_decay": 0.01, "uses": 1}),
     "step-tuned-sgd": Method("Step-Tuned SGD", _step_tuned_sgd, {**_DECAYED, **_TUNED, "beta": 0.9}),
     "stochastic-gv": Method("Stochastic-GV", _gv(StochasticGV, None), {"lr": 0.1, "delta": 0.001, **_TUNED}),
     "exact-gv": Method("Exact-GV", _gv(ExactGV, "full_gradient"), {"lr": 0.1, "delta": 0.001, **_TUNED}),
@@ -113,7 +125,7 @@ class Driver:
         self.two_passes = isinstance(self.optimizer, StepTunedSGD)
         self.uses = 2 if self.two_passes else hyper.get("uses", 1)
         self.scheduler = None
-        if name == "sgd" and hyper["decay"] != "none":
+        if not self.two_passes and hyper.get("decay", "none") != "none":
             every = problem.stream.per_epoch if hyper["decay"] == "epoch" else 1
             self.scheduler = RobbinsMonroLR(self.optimizer, hyper["delta"], every)
         self._batch: Batch = None

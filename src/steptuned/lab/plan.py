@@ -52,8 +52,7 @@ def estimate(experiment: Experiment, device: str) -> Plan:
                 evaluation = _evaluation(problem, cost[entry.method])
         records = count * _records(back_propagations // count, spec)
         evaluations = records * (evaluation or 0.0)
-        # An evaluation is a forward pass over all mini-batches, a third of their back-propagations.
-        forward = records * problem.stream.per_epoch / 3
+        forward = records * _forward(problem)
         plan += Plan(
             count,
             back_propagations,
@@ -73,10 +72,15 @@ def _records(budget: int, spec: RunSpec) -> int:
     return records
 
 
+def _forward(problem: Problem) -> float:
+    """An evaluation in back-propagations: it is a forward pass, a third of one, over each of its mini-batches."""
+    return -(-problem.evaluated // problem.stream.batch) / 3
+
+
 def _evaluation(problem: Problem, back_propagation: float) -> float:
     """How long an evaluation takes: measured where that is quick, else a third of a back-propagation a mini-batch."""
-    if problem.stream.rows > 5_000:
-        return problem.stream.per_epoch * back_propagation / 3
+    if problem.evaluated > 5_000:
+        return _forward(problem) * back_propagation
     start = time.perf_counter()
     problem.evaluate()
     return time.perf_counter() - start

@@ -41,7 +41,7 @@ def execute(
     ranks: Ranks = Ranks(),  # noqa: B008 - it has no state
 ) -> Status:
     """Run it to its end, from its checkpoint if there is one; with several ranks this is the lead. Returns how it ended."""
-    with run.claim(environment):
+    with run.claim(environment | PROBLEMS[run.spec.problem].environment()):
         status = run.status()
         if status in COMPLETE:
             return status

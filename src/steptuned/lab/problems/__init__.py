@@ -5,5 +5,12 @@ from steptuned.lab.problems.base import Problem
 from steptuned.lab.problems.digits import Digits
 from steptuned.lab.problems.images import Images
 from steptuned.lab.problems.regression import Regression
+from steptuned.lab.problems.text import Text
 
-PROBLEMS: dict[str, type[Problem]] = {"regression": Regression, "digits": Digits, "images": Images, "autoencoder": Autoencoder}
+PROBLEMS: dict[str, type[Problem]] = {
+    "regression": Regression,
+    "digits": Digits,
+    "text": Text,
+    "images": Images,
+    "autoencoder": Autoencoder,
+}

@@ -1,6 +1,8 @@
 """What the run loop asks of a problem."""
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -44,6 +46,16 @@ class Problem(ABC):
     def rows_of(options: dict[str, Any]) -> int:
         """N: of how many terms the sum is."""
 
+    @staticmethod
+    def environment() -> dict[str, Any]:
+        """What its numbers depend on beside the options, where it comes with the machine: kept with every run."""
+        return {}
+
+    @property
+    def evaluated(self) -> int:
+        """About how many rows :meth:`evaluate` goes through."""
+        return self.stream.rows
+
     def divide(self, ranks: Ranks) -> None:
         """Let several ranks minimise it together, each with its rows of every mini-batch."""
         raise NotImplementedError
@@ -84,6 +96,21 @@ class NetworkProblem(Problem):
 
     def divide(self, ranks: Ranks) -> None:
         self.ranks, self.replica = ranks, ranks.replica(self.model)
+
+    def _means(self, rows: Tensor, measured: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, float]:
+        """What is measured of mini-batches, as means over all these rows. Each rank takes some of the mini-batches.
+
+        The means are added up in double precision on the host: not every device has it.
+        """
+        means: dict[str, list[Tensor]] = defaultdict(list)
+        parts = rows.split(self.stream.batch)
+        mine, weight = self.ranks.part(torch.arange(len(parts)))
+        for i in mine:
+            for name, mean in measured(parts[i]).items():
+                means[name].append(mean)
+        sizes = torch.tensor([len(parts[i]) * (weight > 0) for i in mine], dtype=torch.float64)
+        sums = self.ranks.sum(torch.stack([torch.stack(each).cpu().double() @ sizes for each in means.values()]))
+        return dict(zip(means, (sums / len(rows)).tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "stream": self.stream.state_dict()}

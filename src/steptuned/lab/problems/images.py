@@ -1,6 +1,5 @@
 """Classification of CIFAR-10, CIFAR-100 or MNIST by a network, as in the paper's problems (a), (b), (c), (e) and (f)."""
 
-from collections import defaultdict
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -137,17 +136,13 @@ class Images(NetworkProblem):
         return {"loss": train["loss"] + penalty, "plain loss": train["loss"], "test loss": test.pop("loss"), **test}
 
     def _over(self, images: Batches) -> dict[str, float]:
-        """The means over all the images, added up in double precision on the host: not every device has it."""
-        means: dict[str, list[Tensor]] = defaultdict(list)
-        parts = torch.arange(len(images)).split(self.options["batch"])
-        mine, weight = self.ranks.part(torch.arange(len(parts)))
-        for i in mine:
-            x, y = images.rows(parts[i])
-            for name, mean in self._measured(self.model(x), x, y).items():
-                means[name].append(mean)
-        sizes = torch.tensor([len(parts[i]) * (weight > 0) for i in mine], dtype=torch.float64)
-        sums = self.ranks.sum(torch.stack([torch.stack(each).cpu().double() @ sizes for each in means.values()]))
-        return dict(zip(means, (sums / len(images)).tolist(), strict=True))
+        """The means over all the images."""
+
+        def measured(rows: Tensor) -> dict[str, Tensor]:
+            x, y = images.rows(rows)
+            return self._measured(self.model(x), x, y)
+
+        return self._means(torch.arange(len(images)), measured)
 
     def _measured(self, output: Tensor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         right = (output.argmax(1) == y).float().mean()

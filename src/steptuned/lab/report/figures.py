@@ -36,6 +36,8 @@ STYLES: dict[str, tuple[str, str]] = {
     "armijo": ("#009E73", "-"),
     "adam": ("#D55E00", "-"),
     "rmsprop": ("#009E73", "-"),
+    "momentum": ("#E69F00", "-"),
+    "adamw": ("#CC79A7", "-"),
 }
 SPARE = ("#E69F00", "#56B4E9", "#CC79A7", "#F0E442")
 
@@ -86,7 +88,7 @@ def single(figure: Callable[[Outcome, Results], Figure]) -> Callable[[str, list[
 
 def headline(figure: Figure, title: str, outcomes: list[Outcome]) -> None:
     scale = outcomes[0].experiment.scale
-    note = "" if scale == "paper" else f"   ({scale} scale: fewer data, a smaller grid or a smaller budget than the paper's)"
+    note = "" if scale == "paper" else f"   ({scale} scale: fewer data, a smaller grid or a smaller budget than scale paper)"
     figure.suptitle(f"{brief(title, 160)}{note}", fontsize=9, wrap=True)
 
 

@@ -12,9 +12,9 @@ from steptuned.lab.sweep import Forgiving, Results, outcome_of
 from steptuned.lab.timing import Timings
 
 SIZES = {
-    "paper": "the paper's own sizes",
-    "small": "smaller than the paper: see the sizes on the figures",
-    "demo": "much smaller than the paper: see the sizes on the figures",
+    "paper": "the paper's own sizes, where it is an experiment of the paper",
+    "small": "smaller than scale paper: see the sizes on the figures",
+    "demo": "much smaller than scale paper: see the sizes on the figures",
 }
 
 
@@ -35,7 +35,9 @@ def write(store: Path, page: Path, command: str) -> list[Path]:
         parts.append(f"## {name}, scale {scale}\n\n{SIZES[scale].capitalize()}. {_machine(panels, results)}")
         parts.append(f"![{name} at scale {scale}](figures/{stem}.png)")
         for outcome in panels:
+            parts += [outcome.experiment.note] if outcome.experiment.note else []
             parts += [table.markdown() for table in tables.summary(outcome, results)]
+            parts += [sentence] if (sentence := tables.ranking(outcome, results)) else []
     for (scale, where), timings in Timings(store).sets().items():
         missing = [letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}]
         note = f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
@@ -66,5 +68,6 @@ def _machine(panels: list[Outcome], results: Results) -> str:
 def environment_sentence(e: dict[str, object]) -> str:
     """With what, and on what; a run of another origin may not say all of it."""
     said = {key: e.get(key, "?") for key in ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")}
-    versions = f"steptuned {said['steptuned']} ({said['commit']}), torch {said['torch']}, Python {said['python']}"
+    text = f" with the text {e['text']}" if "text" in e else ""
+    versions = f"steptuned {said['steptuned']} ({said['commit']}), torch {said['torch']}, Python {said['python']}{text}"
     return f"{versions}, {said['cpu']}, {said['device']}, {said['threads']} thread{'s' * (said['threads'] != 1)}."

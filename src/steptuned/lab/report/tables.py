@@ -77,6 +77,18 @@ def _methods(outcome: Outcome, results: Results) -> Table:
     return table
 
 
+def ranking(outcome: Outcome, results: Results) -> str:
+    """Who ended best, in a sentence, where there is one instance."""
+    if outcome.experiment.instances > 1 or outcome.experiment.figure == "rate":
+        return ""
+    lasts = {group.entry.label: [r for r in map(results.last, group.specs.values()) if r is not None] for group in outcome.groups}
+    orders = []
+    for key, words, sign in (("loss", "lowest J", 1), ("test loss", "lowest test loss", 1), ("accuracy", "highest accuracy", -1)):
+        ends = {label: sign * np.mean([r[key] for r in rs]) for label, rs in lasts.items() if rs and key in rs[0]}
+        orders += [f"{words}: {', '.join(sorted(ends, key=ends.__getitem__))}"] if len(ends) > 1 else []
+    return f"From best to worst at the end, by the mean of the seeds, {'; '.join(orders)}." if orders else ""
+
+
 def _grid(group: Group) -> str:
     diverged = sum(trial.score is None for trial in group.trials)
     notes = [f"{len(group.trials)} tried"] if len(group.trials) > 1 else []

@@ -77,6 +77,7 @@ class Line:
 class Panel:
     id: str
     title: str
+    note: str
     size: str
     per_epoch: int
     axes: list[tuple[str, str]]
@@ -212,6 +213,7 @@ def _panel(identity: str, outcome: Outcome, results: Forgiving, points: int) -> 
     return Panel(
         id=identity,
         title=f"{experiment.name}: {experiment.title}",
+        note=experiment.note,
         size=size_of(experiment),
         per_epoch=epoch,
         axes=axes,

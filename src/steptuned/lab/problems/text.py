@@ -1,0 +1,151 @@
+"""Text that everybody has: the documentation inside Python's standard library, character by character."""
+
+import ast
+import functools
+import hashlib
+import string
+import sysconfig
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from steptuned.lab.data import DataError
+from steptuned.lab.networks.transformer import Transformer
+from steptuned.lab.problems.base import Batch, NetworkProblem, Stream
+from steptuned.lab.problems.mode import as_trained, as_used
+from steptuned.lab.spec import derive_seed
+
+# Each is a file of its own in Python 3.10 to 3.13.
+MODULES = """
+_pydecimal _pyio argparse ast asyncio/events asyncio/tasks codecs collections/__init__ configparser contextlib difflib doctest
+email/_header_value_parser email/message enum fractions ftplib functools http/client http/cookiejar http/server imaplib inspect
+ipaddress json/__init__ logging/__init__ logging/handlers mailbox optparse os pdb pickletools platform pydoc random shutil smtplib
+socket socketserver ssl statistics subprocess tarfile tempfile textwrap threading traceback typing unittest/case unittest/mock
+urllib/parse urllib/request uuid xml/etree/ElementTree xml/sax/handler xmlrpc/server
+"""
+SYMBOLS = "\n" + string.printable[: string.printable.index(" ") + 1]
+"""Letters, digits, punctuation, the space and the end of a line; the few other characters of the text are left out."""
+
+
+class Text(NetworkProblem):
+    """J = mean cross-entropy of the next character, by a small transformer, + lambda/2 |theta|^2.
+
+    A row is a window of ``context`` characters. The first ``rows`` windows of the text are trained on, the last ``test_rows`` are
+    for the test. J is logged over as many windows as the test has, evenly chosen and always the same ones, with dropout's masks
+    the same at every evaluation. Another version of Python has another text, though as many windows of it are taken: a run's
+    environment has the text's checksum, and a run goes on with no other text than its own.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {
+        "rows": 10_000,
+        "test_rows": 512,
+        "context": 64,
+        "width": 64,
+        "depth": 2,
+        "heads": 4,
+        "dropout": 0.1,
+        "batch": 16,
+        "weight_decay": 0.0,
+    }
+    description: ClassVar[str] = "the next character of Python's own documentation, a small transformer"
+    things: ClassVar[str] = "training windows"
+
+    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
+        rows, test_rows, context = (options[key] for key in ("rows", "test_rows", "context"))
+        codes = _codes()
+        needed = (rows + test_rows) * context + 2  # the last window's last target comes after it, in both parts
+        if min(rows, test_rows) < 1 or needed > len(codes):
+            raise DataError(
+                f"rows = {rows}, test_rows = {test_rows}: there must be one of each, and of {context} characters each this Python's"
+                f" text has {(len(codes) - 2) // context}"
+            )
+        if options["width"] % options["heads"]:
+            raise DataError(f"width = {options['width']}: must be a multiple of heads = {options['heads']}")
+        if not 0 <= options["dropout"] < 1:
+            raise DataError(f"dropout = {options['dropout']}: must be at least 0 and less than 1")
+        self.train = _windows(codes[: rows * context + 1], context, device)
+        self.test = _windows(codes[-test_rows * context - 1 :], context, device)
+        self.judged = torch.arange(min(rows, test_rows)) * rows // min(rows, test_rows)
+        self.weight_decay, self.device = options["weight_decay"], device
+        shape = {key: options[key] for key in ("context", "width", "depth", "heads")}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed("initial point", "text", shape, seed))
+            self._train(Transformer(len(SYMBOLS), **shape, dropout=options["dropout"]).to(device))
+        self.stream = Stream(rows, options["batch"], reshuffled=True, seed_parts=["text", rows, options["batch"], seed])
+
+    @staticmethod
+    def rows_of(options: dict[str, Any]) -> int:
+        return int(options["rows"])
+
+    @staticmethod
+    def environment() -> dict[str, Any]:
+        return {"text": checksum()}
+
+    @property
+    def evaluated(self) -> int:
+        return len(self.judged) + len(self.test[0])
+
+    def loss(self, batch: Batch) -> Tensor:
+        x, y = self.train if batch is None else (part[batch] for part in self.train)
+        return _criterion(self.replica(x), y)
+
+    def evaluate(self) -> dict[str, float]:
+        with as_trained(self.model, self.device):
+            plain = self._means(self.judged, lambda rows: self._measured(self.train, rows))["loss"]
+            penalty = self.weight_decay / 2 * sum(p.square().sum().item() for p in self.parameters)
+        with as_used(self.model):
+            test = self._means(torch.arange(len(self.test[0])), lambda rows: self._measured(self.test, rows))
+        return {"loss": plain + penalty, "plain loss": plain, "test loss": test["loss"], "accuracy": test["accuracy"]}
+
+    def _measured(self, part: tuple[Tensor, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        x, y = part[0][rows], part[1][rows]
+        scores = self.model(x)
+        return {"loss": _criterion(scores, y), "accuracy": (scores.argmax(2) == y).float().mean()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"text": checksum()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["text"] != checksum():
+            began = state["text"]
+            raise DataError(f"the run began with another text ({began}) than this Python's ({checksum()}): go on with its Python")
+        super().load_state_dict(state)
+
+
+def _criterion(scores: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores.flatten(0, 1), y.flatten())
+
+
+def _windows(codes: Tensor, context: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Windows side by side, and for each of their characters the one that follows."""
+    return codes[:-1].view(-1, context).to(device), codes[1:].view(-1, context).to(device)
+
+
+@functools.cache
+def text() -> str:
+    """The docstrings of the modules, from their source; nothing of them is executed."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    found: list[str] = []
+    for module in MODULES.split():
+        path = folder / f"{module}.py"
+        try:
+            tree = ast.parse(path.read_bytes())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}; use a Python with its standard library's sources") from None
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found += [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    known = set(SYMBOLS)
+    return "".join(character for character in "\n\n".join(filter(None, found)) if character in known)
+
+
+@functools.cache
+def _codes() -> Tensor:
+    return torch.tensor([SYMBOLS.index(character) for character in text()])
+
+
+@functools.cache
+def checksum() -> str:
+    """Of the text: the beginning of its SHA-256."""
+    return hashlib.sha256(text().encode()).hexdigest()[:16]
