@@ -166,6 +166,11 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, capsys):
         exec(compile(block, str(page), "exec"), names)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_nothing_is_left_to_be_filled_in(page):
+    assert not re.search(r"^[A-Z]{3,}$", page.read_text(), re.MULTILINE)
+
+
 def test_what_is_run_elsewhere_is_run_there():
     for name, where in ELSEWHERE.items():
         tests = [ROOT / where] if where.endswith(".py") else list((ROOT / where).glob("test_*.py"))
