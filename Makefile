@@ -9,8 +9,9 @@ demo: $(READY)
 	$(BIN)/steptuned reproduce figure-1 figure-2 figure-3 digits --scale demo --out demo
 	$(BIN)/steptuned report demo
 
+# A process a core, and so a thread a process: threads that wait for each other's turn would be several times slower.
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
