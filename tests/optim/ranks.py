@@ -354,7 +354,8 @@ def refusals(folder):
             p.grad = p.detach().clone()
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(torch.ones(()))
-        scaler.step(StepTunedSGD(params).half)
+        opt = StepTunedSGD(params)
+        scaler.step(opt.half)
 
     elsewhere = distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0]), [Shard(0)])
     model = sharded(Network(), line())
