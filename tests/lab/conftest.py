@@ -59,20 +59,3 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-LONG = (
-    "test_cluster",
-    "test_resume",
-    "test_ranks",
-    "test_together",
-    "test_documents",
-    "test_lightning",
-    "test_huggingface",
-    "test_report",
-)
-
-
-def pytest_collection_modifyitems(items):
-    """Of all tests: files that take long come first, so that at the end no worker waits for another."""
-    items.sort(key=lambda item: item.path.stem not in LONG)
