@@ -16,6 +16,7 @@ import torch
 import steptuned
 from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.problems.base import NetworkProblem
 from steptuned.lab.ranks import Ranks
 from steptuned.lab.spec import RunSpec, derive_seed
 from steptuned.lab.store import COMPLETE, Log, Run, Status, Store
@@ -57,7 +58,7 @@ class IndivisibleError(ValueError):
 
 
 def _refuse_division(spec: RunSpec) -> None:
-    if not PROBLEMS[spec.problem].dividable:
+    if not issubclass(PROBLEMS[spec.problem], NetworkProblem):
         raise IndivisibleError(f"{spec.problem} has no network, so it cannot be divided among ranks: run it without torchrun")
     if spec.method == "armijo":
         raise IndivisibleError("armijo compares losses, of which every rank has its own: run it without torchrun")
@@ -72,7 +73,7 @@ def follow(ranks: Ranks, device: str) -> None:
 def _train(spec: RunSpec, device: torch.device, ranks: Ranks, book: "_Book | None") -> Status:
     torch.manual_seed(derive_seed("noise", spec.problem, spec.seed, *([ranks.index] if ranks.index else [])))
     problem = PROBLEMS[spec.problem](spec.options, spec.seed, device)
-    if ranks.number > 1:
+    if ranks.number > 1 and isinstance(problem, NetworkProblem):
         problem.divide(ranks)
     driver = Driver(spec.method, problem, spec.hyper)
     done, seconds, next_record = 0, 0.0, 0

@@ -33,10 +33,8 @@ class Problem(ABC):
     """Whether dropout and the like are the same in both passes of Step-Tuned SGD over a mini-batch."""
     parameters: list[Tensor]
     stream: "Stream"
-    dividable: ClassVar[bool] = False
-    """Whether several ranks can minimise it together."""
     ranks = Ranks()
-    """Who does."""
+    """Who minimises it together."""
 
     @abstractmethod
     def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None: ...
@@ -55,10 +53,6 @@ class Problem(ABC):
     def evaluated(self) -> int:
         """About how many rows :meth:`evaluate` goes through."""
         return self.stream.rows
-
-    def divide(self, ranks: Ranks) -> None:
-        """Let several ranks minimise it together, each with its rows of every mini-batch."""
-        raise NotImplementedError
 
     def draw(self) -> Tensor:
         """The next mini-batch: as many rows as it has, with all that :meth:`loss` needs to know of them."""
@@ -85,7 +79,6 @@ class Problem(ABC):
 class NetworkProblem(Problem):
     """A problem whose point is a network's."""
 
-    dividable: ClassVar[bool] = True
     model: nn.Module
     replica: nn.Module
     """The network as it is to be called for a loss that is back-propagated; for anything else the model is."""
@@ -95,6 +88,7 @@ class NetworkProblem(Problem):
         self.parameters = list(model.parameters())
 
     def divide(self, ranks: Ranks) -> None:
+        """Let several ranks minimise it together, each with its rows of every mini-batch."""
         self.ranks, self.replica = ranks, ranks.replica(self.model)
 
     def _means(self, rows: Tensor, measured: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, float]:
