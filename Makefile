@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint docs dist bench clean
+.PHONY: demo test torture lint docs dist bench clean
 
 demo: $(READY)
 	$(BIN)/steptuned reproduce figure-1 figure-2 figure-3 digits --scale demo --out demo
@@ -12,6 +12,10 @@ demo: $(READY)
 # A process a core, and so a thread a process: threads that wait for each other's turn would be several times slower.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+# About half an hour: kills at random moments, random sequences of calls.
+torture: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture.py --to docs/reliability.md
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from steptuned.lab.experiment import load, stages
+from steptuned.lab.experiment import load
 from steptuned.lab.report import writing
+from steptuned.lab.results import Results
 from steptuned.lab.run import folder_of
+from steptuned.lab.search import stages
 from steptuned.lab.store import Log, Store
-from steptuned.lab.sweep import Results
 
 RECORDS, OPENINGS = 1_000, 7
 EXPERIMENT = """

@@ -13,7 +13,8 @@ loader = torch.utils.data.DataLoader(dataset, batch_size=50, shuffle=True)
 
 model = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
 criterion = nn.MSELoss()
-opt = StepTunedSGD(model.parameters(), lr=0.1, decay_every=len(loader) / 2)
+opt = StepTunedSGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=30)
 
 for epoch in range(1, 31):
     total = 0.0
@@ -26,6 +27,7 @@ for epoch in range(1, 31):
             return loss
 
         total += opt.step(closure).item()
+    scheduler.step()
     if epoch % 5 == 0:
         print(f"epoch {epoch:2}: loss {total / len(loader):.5f}, gamma {opt.gamma.item():.3f}")
 

@@ -10,7 +10,9 @@ import numpy as np
 def step_tuned_sgd(
     theta, gradient, *, alpha, nu=2.0, beta=0.9, m=0.5, M=2.0, delta=0.001, decay_every=1, decay=0.0, sign=1.0, clip=np.inf
 ):
-    """Algorithm 2. Yields (theta_{k+1/2}, theta_{k+1}, gamma_{k+1}, curvature).
+    """Algorithm 2. Yields (theta_{k+1/2}, theta_{k+1}, gamma_{k+1}, step_k, raw gamma_{k+1}, curvature).
+
+    The raw gamma is the one before clipping; the curvature is <G, dtheta> / |dtheta|^2.
 
     ``decay`` is the weight decay lambda, which may be a vector; ``sign`` is -1 to maximise; ``clip`` bounds the norm that a
     gradient has in an update.
@@ -28,19 +30,93 @@ def step_tuned_sgd(
     while True:
         factor = 1.0 if decay_every is None else (1 + k // decay_every) ** (1 / 2 + delta)
         g0 = of_J(k, theta)
-        theta_half = theta - alpha / factor * gamma * clipped(g0)
+        step = alpha / factor * gamma
+        theta_half = theta - step * clipped(g0)
         g1 = of_J(k, theta_half)
-        theta_next = theta_half - alpha / factor * gamma * clipped(g1)
+        theta_next = theta_half - step * clipped(g1)
         dtheta = theta_half - theta
         dg = g1 - g0
         G = beta * G + (1 - beta) * dg
         G_hat = G / (1 - beta ** (k + 1))
         curvature = G_hat @ dtheta
-        gamma = dtheta @ dtheta / curvature if curvature > 0 else nu
-        gamma = min(max(gamma, m), M)
+        raw = dtheta @ dtheta / curvature if curvature > 0 else nu
+        gamma = min(max(raw, m), M)
         theta = theta_next
-        yield theta_half, theta_next, gamma, curvature
+        yield theta_half, theta_next, gamma, step, raw, curvature / (dtheta @ dtheta)
         k += 1
+
+
+class StepTunedSGDByPass:
+    """Algorithm 2 one pass at a time, on several tensors, with what can go wrong in between.
+
+    A tensor may lack a gradient in either pass: then its part of dg is zero. Gradients may be
+    non-finite: the update is that of SGD, and gamma stays. A pass may overflow under a gradient
+    scaler: then it moves nothing, and the iteration measures nothing and is not counted.
+    """
+
+    def __init__(self, *, nu, beta, m, M, delta, decay_every, clip=np.inf):
+        self.nu, self.beta, self.m, self.M, self.delta, self.decay_every, self.clip = nu, beta, m, M, delta, decay_every, clip
+        self.alpha, self.decay, self.sign = [], [], []  # one for each group
+        self.group, self.theta, self.G = [], [], []  # one for each tensor
+        self.k, self.gamma, self.ignored, self.negative = 0, 1.0, 0, 0
+        self.cancel()
+
+    def add_group(self, thetas, *, alpha, decay=0.0, sign=1.0):
+        self.group += [len(self.alpha)] * len(thetas)
+        self.alpha.append(alpha)
+        self.decay.append(decay)
+        self.sign.append(sign)
+        self.theta += thetas
+        self.G += [np.zeros_like(theta) for theta in thetas]
+
+    def cancel(self):
+        """Forget the first pass; what it moved stays where it is."""
+        self.g0, self.dtheta, self.sound = {}, {}, True
+
+    def first(self, gradients, overflow=False):
+        """theta_k to theta_{k+1/2}. ``gradients`` has those that exist, by the index of their tensor."""
+        factor = 1.0 if self.decay_every is None else (1 + self.k // self.decay_every) ** (1 / 2 + self.delta)
+        self.step = [alpha / factor * self.gamma for alpha in self.alpha]
+        self.sound = not overflow
+        self.g0 = self._of_J(gradients, overflow)
+        self.dtheta = self._move(self.g0)
+
+    def second(self, gradients, overflow=False):
+        """theta_{k+1/2} to theta_{k+1}, G and k; gamma is left to the caller, who knows about rounding.
+
+        Returns None after an overflow, else dg by the index of its tensor, <G_hat, dtheta> and
+        |dtheta|^2.
+        """
+        g1 = self._of_J(gradients, overflow)
+        self._move(g1)
+        if overflow or not self.sound:
+            return None
+        dg = {i: g1[i] - self.g0[i] for i in self.g0.keys() & g1.keys()}
+        for i, G in enumerate(self.G):
+            self.G[i] = self.beta * G + (1 - self.beta) * dg.get(i, 0.0)
+        G_hat = [G / (1 - self.beta ** (self.k + 1)) for G in self.G]
+        self.k += 1
+        curvature = sum(np.sum(G_hat[i] * d) for i, d in self.dtheta.items())
+        return dg, curvature, sum(np.sum(d * d) for d in self.dtheta.values())
+
+    def clipped(self, gamma):
+        return min(max(gamma, self.m), self.M)
+
+    def _of_J(self, gradients, overflow):
+        """The gradients of the function that is minimised."""
+        return {i: np.zeros_like(g) if overflow else self._with_decay(i, g) for i, g in gradients.items()}
+
+    def _with_decay(self, i, g):
+        decay = self.decay[self.group[i]]
+        return self.sign[self.group[i]] * g + (decay * self.theta[i] if decay else 0.0)  # not 0 times infinity
+
+    def _move(self, gradients):
+        norm = np.sqrt(sum(np.sum(g * g) for g in gradients.values()))
+        shorter = np.minimum(1.0, self.clip / (norm + 1e-6)) if np.isfinite(self.clip) else 1.0
+        moved = {i: -self.step[self.group[i]] * shorter * g for i, g in gradients.items()}
+        for i, move in moved.items():
+            self.theta[i] = self.theta[i] + move
+        return moved
 
 
 def step_tuned_gd(theta, gradient, *, alpha, nu):
@@ -94,19 +170,19 @@ def armijo(theta, J, gradient, *, alpha, slope, shrink, max_backtracks):
 
 def gradient_variation(theta, gradient, variation, *, alpha, nu, m, M, delta):
     """What Algorithms 3 to 5 have in common. ``variation(k, theta_k, theta_{k-1}, step)`` is G_k, with ``step`` the one that
-    led from theta_{k-1} to theta_k. Yields (theta_{k+1}, gamma_k)."""
+    led from theta_{k-1} to theta_k. Yields (theta_{k+1}, gamma_k, step_k, raw gamma_k, curvature)."""
     gamma, step = 1.0, alpha * 1.0
     before, theta = theta, theta - step * gradient(0, theta)
-    yield theta, gamma
+    yield theta, gamma, step, np.nan, np.nan
     k = 1
     while True:
         dtheta = theta - before
         G = variation(k, theta, before, step)
-        gamma = dtheta @ dtheta / (G @ dtheta) if G @ dtheta > 0 else nu
-        gamma = min(max(gamma, m), M)
+        raw = dtheta @ dtheta / (G @ dtheta) if G @ dtheta > 0 else nu
+        gamma = min(max(raw, m), M)
         step = alpha / (k + 1) ** (1 / 2 + delta) * gamma
         before, theta = theta, theta - step * gradient(k, theta)
-        yield theta, gamma
+        yield theta, gamma, step, raw, G @ dtheta / (dtheta @ dtheta)
         k += 1
 
 

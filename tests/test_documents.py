@@ -1,6 +1,7 @@
 """What the documents show runs, as it stands there."""
 
 import doctest
+import functools
 import importlib.metadata
 import os
 import pkgutil
@@ -10,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 ELSEWHERE = {
     "scaling.md": "tests/optim/test_ranks.py",
     "lightning.md": "tests/integrations",
+    "fabric.md": "tests/integrations",
     "huggingface.md": "tests/integrations",
+    "skorch.md": "tests/integrations",
 }
 """Pages whose Python needs ranks or frameworks, and what runs it."""
 
@@ -70,7 +74,8 @@ def process_group():
 
 
 @pytest.mark.parametrize(("page", "block"), TRAINS, ids=[f"{page.name}: {block.splitlines()[0]}" for page, block in TRAINS])
-def test_the_loops_run_and_move_the_parameters(page, block):
+def test_the_loops_run_and_move_the_parameters(page, block, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))  # needs no C++ compiler
     names = namespace()
     before = [p.detach().clone() for p in names["model"].parameters()]
     exec(compile(block, str(page), "exec"), names)
@@ -85,6 +90,8 @@ def test_the_loops_run_and_move_the_parameters(page, block):
 def test_the_readme_shows_the_three_forms_and_they_agree_to_the_bit():
     ends = []
     for block in blocks(README, "python"):
+        if "for " not in block:
+            continue
         names = namespace()
         torch.manual_seed(1)
         exec(compile(block, "README.md", "exec"), names)
@@ -92,6 +99,46 @@ def test_the_readme_shows_the_three_forms_and_they_agree_to_the_bit():
     assert len(ends) == 3
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
+
+
+def test_the_readme_shows_how_to_check_a_program(capsys):
+    (block,) = (block for block in blocks(README, "python") if "steptuned.check" in block)
+    exec(compile(block, "README.md", "exec"), namespace())
+    assert capsys.readouterr().out == "both passes are the same function\n"
+
+
+BY_HAND = [(page, block) for page, block in TRAINS if "noise" in block]
+
+
+def masks_of(block):
+    """The dropout masks of a recipe, pass after pass."""
+    names = namespace()
+    dropout = nn.Dropout(0.5)
+    names["model"] = nn.Sequential(dropout, nn.Linear(4, 3))
+    names["opt"] = steptuned.StepTunedSGD(names["model"].parameters(), lr=0.1)
+    masks = []
+    dropout.register_forward_hook(lambda module, args, out: masks.append(out == 0))  # the inputs have no zeros
+    exec(compile(block, "recipe", "exec"), names)
+    return masks
+
+
+@pytest.mark.parametrize(("page", "block"), BY_HAND, ids=[f"{page.name}-{i}" for i, (page, _) in enumerate(BY_HAND)])
+def test_recipes_by_hand_draw_the_same_dropout_masks_in_both_passes(page, block):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        masks = masks_of(block)
+    assert len(masks) == 10
+    assert all(map(torch.equal, masks[::2], masks[1::2]))
+    assert not any(map(torch.equal, masks[1::2], masks[2::2])), "each mini-batch has its own masks"
+
+    without = "\n".join(line for line in block.splitlines() if "noise" not in line)
+    with pytest.warns(UserWarning, match="drew other random numbers"):
+        masks = masks_of(without)
+    assert not any(map(torch.equal, masks[::2], masks[1::2]))
+
+
+def test_the_fp16_recipe_is_one_of_those_by_hand():
+    assert sum("GradScaler" in block for _, block in BY_HAND) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from steptuned.consistency import check
+from steptuned.frozen import frozen_statistics
 from steptuned.optim.armijo import ArmijoGD
 from steptuned.optim.barzilai_borwein import BarzilaiBorweinGD
 from steptuned.optim.gradient_variation import ExactGV, ExpectedGV, StochasticGV
 from steptuned.optim.step_tuned_gd import StepTunedGD
 from steptuned.optim.step_tuned_sgd import StepTunedSGD
-from steptuned.replay import replay
+from steptuned.rng import replay
 from steptuned.schedule import RobbinsMonroLR
 
 try:
@@ -24,5 +26,7 @@ __all__ = [
     "StepTunedGD",
     "StepTunedSGD",
     "StochasticGV",
+    "check",
+    "frozen_statistics",
     "replay",
 ]

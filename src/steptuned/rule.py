@@ -28,6 +28,11 @@ def gamma(square: Tensor, curvature: Tensor, nu: float) -> Tensor:
     return torch.where(positive, square / torch.where(positive, curvature, 1.0), nu)
 
 
+def per_unit(curvature: Tensor, square: Tensor) -> Tensor:
+    """The curvature along dtheta whatever its length, <G, dtheta> / |dtheta|^2; zero for a zero displacement."""
+    return curvature / torch.where(square > 0, square, 1.0)
+
+
 def clip(value: Tensor, bounds: tuple[float, float]) -> Tensor:
     """``value`` kept within the bounds [m, M]."""
     return value.clamp(*bounds)

@@ -11,15 +11,15 @@ from steptuned.optim.arguments import check
 class RobbinsMonroLR(LRScheduler):
     r"""Decay the learning rate of any optimizer as $\alpha / q^{1/2+\delta}$, with q = 1 + t // every.
 
-    t counts the calls of `step`. Called once an epoch, with ``every=1``, it is the schedule with which the
-    paper trains its networks; called once an iteration, the one of its algorithms.
+    t is the number of calls of `step`. Called once per epoch, with ``every=1``, this is the schedule with which the
+    paper trains its networks; called once per iteration, it is the one of its algorithms.
 
     Args:
-        optimizer: any torch optimizer (a `steptuned.StepTunedSGD` should have ``decay_every=None``, as it would
-            otherwise decay twice).
-        delta: in [0, 1/2). The paper takes 0.001.
-        every: how many calls of `step` make one q. Need not be whole.
-        last_epoch: the last t, -1 to begin.
+        optimizer: any torch optimizer. Leave ``decay_every`` of a `steptuned.StepTunedSGD` at its default, None: with both, the
+            step would decay twice.
+        delta: in [0, 1/2). The paper uses 0.001.
+        every: the number of calls of `step` after which q grows by 1. Need not be an integer.
+        last_epoch: the last t; -1 to start.
 
     Examples:
         >>> import torch

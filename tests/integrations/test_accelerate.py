@@ -31,7 +31,7 @@ def prepared(**options):
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3))
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(40, 4, generator=generator), torch.randn(40, 3, generator=generator))
-    opt = StepTunedSGD(model.parameters(), lr=0.3, bounds=(0.05, 20.0), decay_every=None)
+    opt = StepTunedSGD(model.parameters(), lr=0.3, bounds=(0.05, 20.0))
     return accelerator, *accelerator.prepare(model, opt, DataLoader(data, batch_size=8))
 
 

@@ -7,7 +7,17 @@ import pytest
 import torch
 from accelerate import ParallelismConfig
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments, get_linear_schedule_with_warmup
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainerCallback,
+    TrainingArguments,
+    get_linear_schedule_with_warmup,
+)
 
 from steptuned import StepTunedSGD
 from steptuned.integrations.huggingface import StepTunedTrainer
@@ -53,7 +63,16 @@ class Seeds(TrainerCallback):
         torch.manual_seed(state.global_step)
 
 
-def trainer_of(folder, model=None, callbacks=(Seeds,), dataset=None, optimizers=(None, None), choice=None, **options):
+def trainer_of(
+    folder,
+    model=None,
+    callbacks=(Seeds,),
+    dataset=None,
+    optimizers=(None, None),
+    choice=None,
+    freeze_statistics=False,
+    **options,
+):
     settings = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 2,
@@ -77,20 +96,21 @@ def trainer_of(folder, model=None, callbacks=(Seeds,), dataset=None, optimizers=
         callbacks=list(callbacks),
         optimizers=optimizers,
         optimizer_cls_and_kwargs=choice,
+        freeze_statistics=freeze_statistics,
     )
 
 
 def groups(model, weight_decay=0.01):
     """Weight decay for what is not a bias and not of a norm, as the Trainer has it."""
-    decays = [p for name, p in model.named_parameters() if not re.search(r"bias|ln_", name)]
-    rest = [p for name, p in model.named_parameters() if re.search(r"bias|ln_", name)]
+    decays = [p for name, p in model.named_parameters() if not re.search(r"bias|ln_|norm", name)]
+    rest = [p for name, p in model.named_parameters() if re.search(r"bias|ln_|norm", name)]
     return [{"params": decays, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
 def plain(accumulate=1, epochs=2, opt=None, model=None):
     """The same training as a loop: the model, the optimizer and the log."""
     model = (model or language_model()).train()
-    opt = opt or StepTunedSGD(groups(model), lr=0.2, decay_every=None, max_grad_norm=0.3)
+    opt = opt or StepTunedSGD(groups(model), lr=0.2, max_grad_norm=0.3)
     updates = [batches(14)[i : i + accumulate] for i in range(0, 7, accumulate)]
     scheduler = get_linear_schedule_with_warmup(opt, 0, epochs * len(updates))
     log = []
@@ -188,7 +208,7 @@ def batches(n):
 def regress(updates):
     """Updates of (mini-batch, divisor of its loss, seed to begin with or None)."""
     model = Regression()
-    opt = StepTunedSGD(groups(model, 0.0), lr=0.2, decay_every=None, max_grad_norm=0.3)
+    opt = StepTunedSGD(groups(model, 0.0), lr=0.2, max_grad_norm=0.3)
     for update in updates:
         for _ in opt.passes():
             opt.zero_grad()
@@ -262,6 +282,163 @@ def test_a_run_that_broke_off_can_be_started_again(tmp_path, where):
     if where == "on_substep_end":
         parts = [batches(14)[i : i + 2] for _ in range(2) for i in range(0, 7, 2)]
         assert same_run(trainer, *regress(in_updates(parts)))
+
+
+# ---------------------------------------------------------------------------------------------- the log
+
+
+def test_the_log_has_the_diagnostics_at_its_interval_only(tmp_path, monkeypatch):
+    """They need a synchronisation with the device."""
+    calls, stats = [], StepTunedSGD.stats
+    monkeypatch.setattr(StepTunedSGD, "stats", lambda opt: calls.append(opt) or stats(opt))
+    trainer = trainer_of(tmp_path, logging_steps=7)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    assert [row["step"] for row in rows] == [7, 14]
+    assert len(calls) == 2
+    opt = trainer.optimizer.optimizer
+    for name in ("negative", "at_lower", "at_upper", "ignored", "skipped"):
+        assert rows[-1][name] == getattr(opt.stats(), name), name
+    assert rows[-1]["raw_gamma"] == opt.stats().raw_gamma[1]
+    assert rows[-1]["gamma"] == opt.gamma.item()
+    assert rows[-1]["curvature"] == opt.curvature.item()
+    for i, group in enumerate(opt.param_groups, start=1):
+        assert rows[-1][f"effective_lr/pg{i}"] == group["effective_lr"].item()
+        assert rows[-1][f"effective_lr/pg{i}"] != rows[-1]["learning_rate"]
+
+
+def test_after_100_updates_the_log_says_at_which_bound_gamma_is(tmp_path):
+    choice = (StepTunedSGD, {"lr": 0.1, "bounds": (1e-4, 1e-3), "nu": 1e-3})
+    trainer = regression_trainer(tmp_path, choice=choice, max_steps=120, logging_steps=50)
+    with pytest.warns(UserWarning, match="at its upper bound 0.001 for 100 iterations"):
+        trainer.train()
+    row = next(row for row in trainer.state.log_history if row["step"] == 100)
+    assert row["at_upper"] > 0.9
+    assert row["at_lower"] < 0.1
+    assert row["raw_gamma"] > 1e-3
+    assert row["effective_lr/pg1"] == pytest.approx(1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- schedulers
+
+
+def test_decay_every_with_the_default_scheduler_is_warned_of(tmp_path):
+    """The default is linear."""
+    trainer = regression_trainer(tmp_path, choice=(StepTunedSGD, {"lr": 0.1, "decay_every": 5}))
+    trainer.args.lr_scheduler_type = TrainingArguments.lr_scheduler_type
+    advice = "leave decay_every out, or use lr_scheduler_type='constant'"
+    with pytest.warns(UserWarning, match=advice) as caught:
+        trainer.train()
+    ours = [str(warning.message) for warning in caught if "decay_every" in str(warning.message)]
+    assert ours == [f"decay_every=5 and lr_scheduler_type='linear' both lower the step: {advice}"]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "constant_with_warmup"])
+def test_decay_every_goes_with_a_scheduler_that_lowers_nothing(tmp_path, schedule):
+    """Warnings are errors here."""
+    choice = (StepTunedSGD, {"lr": 0.2, "decay_every": 5, "max_grad_norm": 0.3})
+    trainer = regression_trainer(tmp_path, choice=choice)
+    trainer.args.lr_scheduler_type = schedule
+    trainer.train()
+    assert trainer.optimizer.optimizer.stats().iterations == 14
+
+
+def test_decay_every_with_a_scheduler_of_ones_own_is_warned_of(tmp_path):
+    model = Regression()
+    opt = StepTunedSGD(model.parameters(), lr=0.2, decay_every=5)
+    scheduler = get_linear_schedule_with_warmup(opt, 0, 14)
+    trainer = trainer_of(tmp_path, model, optimizers=(opt, scheduler))
+    with pytest.warns(UserWarning, match="decay_every=5 and a learning-rate scheduler both lower"):
+        trainer.train()
+
+
+# ---------------------------------------------------------------------------------------------- BatchNorm
+
+
+class Normalised(Regression):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(10)
+
+    def forward(self, input_ids, labels):
+        return super().forward(self.norm(input_ids.float()), labels)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_the_second_pass_can_leave_the_statistics_of_batchnorm_alone(tmp_path, freeze):
+    options = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "constant"}
+    trainer = trainer_of(tmp_path, Normalised(), freeze_statistics=freeze, **options)
+    trainer.train()
+    model = Normalised()
+    opt = StepTunedSGD(groups(model), lr=0.2, max_grad_norm=0.3)
+    parts = [batches(14)[i : i + 2] for _ in range(2) for i in range(0, 7, 2)]
+    for k, part in enumerate(parts):
+        torch.manual_seed(k)
+        for _ in opt.passes(freeze=model if freeze else None):
+            opt.zero_grad()
+            for batch in part:
+                (model(**batch)["loss"] / len(part)).backward()
+    assert same_run(trainer, model, opt)
+    for ours, theirs in zip(trainer.model.buffers(), model.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert model.norm.num_batches_tracked == (14 if freeze else 28)
+
+
+# ---------------------------------------------------------------------------------------------- sequence to sequence
+
+
+class StepTunedSeq2SeqTrainer(StepTunedTrainer, Seq2SeqTrainer):
+    pass
+
+
+def translator():
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    config = T5Config(**sizes, vocab_size=40, decoder_start_token_id=0, pad_token_id=0)
+    return T5ForConditionalGeneration(config)
+
+
+def test_the_trainer_is_mixed_with_seq2seqtrainer(tmp_path):
+    """Two passes to train, generation to evaluate."""
+    args = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=2,
+        num_train_epochs=2,
+        learning_rate=0.2,
+        max_grad_norm=0.3,
+        lr_scheduler_type="constant",
+        train_sampling_strategy="sequential",
+        save_strategy="no",
+        predict_with_generate=True,
+        generation_max_length=5,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+    )
+    seen = []
+    trainer = StepTunedSeq2SeqTrainer(
+        translator(),
+        args,
+        train_dataset=texts(),
+        eval_dataset=texts(4),
+        callbacks=[Seeds],
+        compute_metrics=lambda predicted: seen.append(predicted.predictions) or {},
+        freeze_statistics=True,
+    )
+    trainer.train()
+    trainer.evaluate()
+    assert seen[0].ndim == 2  # tokens, not logits
+
+    model = translator().train()
+    opt = StepTunedSGD(groups(model, 0.0), lr=0.2, max_grad_norm=0.3)
+    for k, batch in enumerate(batches(14) * 2):
+        torch.manual_seed(k)
+        for _ in opt.passes():
+            opt.zero_grad()
+            model(**batch).loss.backward()
+    assert same_run(trainer, model, opt)
+    assert trainer.optimizer.optimizer.stats().iterations == trainer.state.global_step == 14
 
 
 # ---------------------------------------------------------------------------------------------- refusals

@@ -11,7 +11,12 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
@@ -34,6 +39,7 @@ pytestmark = [
         "ignore:Precision 16-mixed is not supported by the model summary",
         "ignore:Experiment logs directory .* exists and is not empty",
         "ignore:.*The number of training batches .* is smaller than the logging interval",
+        "ignore:`training_step` returned `None`",
     )
 ]
 
@@ -76,7 +82,7 @@ class Module(pl.LightningModule):
         return loss
 
     def configure_optimizers(self):
-        opt = StepTunedSGD(self.parameters(), lr=0.3, bounds=(0.05, 20.0), decay_every=None, **self.options)
+        opt = StepTunedSGD(self.parameters(), lr=0.3, bounds=(0.05, 20.0), **self.options)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
         return {"optimizer": opt, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -97,7 +103,7 @@ def trainer_of(tmp_path, *callbacks, **options):
 def plain(epochs=2, double=False, **options):
     """The same training as a loop: the network, the optimizer, and what there was to log."""
     net = network().double() if double else network()
-    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0), decay_every=None, **options)
+    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0), **options)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     log = []
     for _ in range(epochs):
@@ -184,8 +190,230 @@ def test_what_is_logged_is_of_the_first_pass_with_gamma_and_stats(tmp_path):
     epochs = [row for row in rows if row["loss_epoch"]]
     for row, part in zip(epochs, (expected[:5], expected[5:]), strict=True):
         assert float(row["loss_epoch"]) == pytest.approx(sum(was["loss"] for was in part) / 5, rel=1e-5)
-    for name in ("negative", "at_lower", "at_upper", "ignored"):
-        assert float(epochs[-1][f"step_tuned/{name}"]) == pytest.approx(getattr(opt.stats(), name))
+    for name in ("negative", "at_lower", "at_upper", "ignored", "skipped"):
+        for row in (epochs[-1], steps[-1]):
+            assert float(row[f"step_tuned/{name}"]) == pytest.approx(getattr(opt.stats(), name))
+    for row in (epochs[-1], steps[-1]):
+        assert float(row["step_tuned/raw_gamma"]) == pytest.approx(opt.stats().raw_gamma[1])
+
+
+def test_the_log_shows_the_effective_learning_rate_of_each_group(tmp_path):
+    """The learning-rate monitor shows lr only."""
+
+    class Groups(Module):
+        def configure_optimizers(self):
+            first, last = self.net[0], self.net[3]
+            groups = [{"params": first.parameters()}, {"params": last.parameters(), "lr": 0.1}]
+            return StepTunedSGD(groups, lr=0.3, bounds=(0.05, 20.0))
+
+    logger = CSVLogger(tmp_path)
+    callbacks = (StepTuned(), LearningRateMonitor("step"))
+    trainer = trainer_of(tmp_path, *callbacks, logger=logger, log_every_n_steps=5)
+    trainer.fit(Groups(), data())
+    rows = metrics(logger)
+    last = [row for row in rows if row["step_tuned/gamma"]][-1]
+    expected = [group["effective_lr"].item() for group in trainer.optimizers[0].param_groups]
+    logged = [float(last[f"step_tuned/effective_lr/pg{i}"]) for i in (1, 2)]
+    assert logged == pytest.approx(expected, rel=1e-6)
+    assert logged[0] == pytest.approx(3 * logged[1], rel=1e-6)
+    assert not {0.3, 0.1} & set(logged)
+    assert {row["lr-StepTunedSGD/pg1"] for row in rows} == {"", "0.3"}
+
+
+def test_after_100_iterations_the_log_says_at_which_bound_gamma_is(tmp_path, monkeypatch):
+    """The shares need a synchronisation, so they are read at the logging interval only."""
+    calls, stats = [], StepTunedSGD.stats
+    monkeypatch.setattr(StepTunedSGD, "stats", lambda opt: calls.append(opt) or stats(opt))
+
+    class Slow(Module):
+        def configure_optimizers(self):
+            return StepTunedSGD(self.parameters(), lr=1e-4)
+
+    logger = CSVLogger(tmp_path)
+    trainer = trainer_of(tmp_path, StepTuned(), logger=logger, log_every_n_steps=50, max_epochs=24)
+    with pytest.warns(UserWarning, match="at its upper bound 2.0 for 100 iterations"):
+        trainer.fit(Slow(), data())
+    assert len(calls) == 24 + 120 // 50
+    row = next(row for row in metrics(logger) if row["step"] == "99" and row["step_tuned/gamma"])
+    assert float(row["step_tuned/at_upper"]) > 0.9
+    assert float(row["step_tuned/at_lower"]) < 0.1
+    assert float(row["step_tuned/raw_gamma"]) >= 2.0
+    assert float(row["step_tuned/effective_lr"]) == pytest.approx(2e-4)
+
+
+def metrics(logger):
+    return list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
+
+
+# ---------------------------------------------------------------------------------------------- skipped mini-batches
+
+
+class Skipping(Module):
+    """Returns None for a mini-batch; keeps zeros for gradients if asked to."""
+
+    def __init__(self, keep_zeros=False, passes=(0, 1)):
+        super().__init__()
+        self.keep_zeros, self.passes, self.seen = keep_zeros, passes, []
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        optimizer.zero_grad(set_to_none=not self.keep_zeros)
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch_idx)
+        loss = super().training_step(batch, batch_idx)
+        which = 1 if self.seen[-2:] == [batch_idx] * 2 else 0
+        return None if batch_idx == 2 and which in self.passes else loss
+
+
+def plain_skipping(half=False):
+    """The same as a loop: of the third mini-batch nothing, or the first half of its step."""
+    net = network()
+    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    for _ in range(2):
+        for i, (x, y) in enumerate(data()):
+            torch.manual_seed(i)
+            with opt.passes() as passes:
+                for _ in passes if i != 2 else range(half):
+                    opt.zero_grad()
+                    nn.functional.cross_entropy(net(x), y).backward()
+            if i == 2 and half:
+                opt.half_step()
+                opt.cancel()
+            scheduler.step()
+    return net, opt
+
+
+@pytest.mark.parametrize("keep_zeros", [False, True])
+def test_training_step_may_return_none_to_skip_a_mini_batch(tmp_path, keep_zeros):
+    module = Skipping(keep_zeros)
+    trainer = trainer_of(tmp_path, StepTuned())
+    trainer.fit(module, data())
+    net, opt = plain_skipping()
+    assert torch.equal(flat(module), flat(net))
+    assert trainer.optimizers[0].stats() == opt.stats()._replace(skipped=2)
+    assert module.seen.count(2) == 2  # once per epoch: there is no second pass
+    assert trainer.callback_metrics["step_tuned/skipped"] == 2
+
+
+def test_none_in_the_second_pass_only_leaves_the_first_half_of_the_step(tmp_path):
+    """For instance if the first half of the step makes the loss nan."""
+    module = Skipping(passes=(1,))
+    trainer = trainer_of(tmp_path, StepTuned())
+    trainer.fit(module, data())
+    net, opt = plain_skipping(half=True)
+    assert torch.equal(flat(module), flat(net))
+    assert trainer.optimizers[0].stats() == opt.stats()
+
+
+@pytest.mark.parametrize("passes", [(0, 1), (1,)], ids=["both passes", "second pass only"])
+@pytest.mark.parametrize("callback", [True, False])
+def test_fp16_skips_mini_batches_too(tmp_path, passes, callback):
+    module, theirs = Skipping(passes=passes), torch.amp.GradScaler("cpu", init_scale=2.0**4)
+    plugin = StepTunedMixedPrecision("16-mixed", "cpu", theirs)
+    trainer = trainer_of(tmp_path, *[StepTuned()] * callback, plugins=[plugin])
+    trainer.fit(module, data())
+    stats = trainer.optimizers[0].stats()
+    assert (stats.iterations, stats.skipped, stats.ignored) == (8, 2 * (0 in passes), 0)
+
+
+def test_other_errors_of_a_step_are_not_swallowed(tmp_path):
+    class Breaks(Module):
+        def training_step(self, batch, batch_idx):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer_of(tmp_path, StepTuned()).fit(Breaks(), data())
+
+
+# ---------------------------------------------------------------------------------------------- BatchNorm
+
+
+def normalised():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Normalised(Module):
+    def __init__(self):
+        super().__init__()
+        self.net = normalised()
+
+    def configure_optimizers(self):
+        return StepTunedSGD(self.parameters(), lr=0.3, bounds=(0.05, 20.0))
+
+
+class NormalisedByHand(Normalised):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        opt = self.optimizers()
+
+        def closure():
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.manual_backward(loss)
+            return loss
+
+        opt.step(closure)
+
+
+@pytest.mark.parametrize("module", [Normalised, NormalisedByHand])
+@pytest.mark.parametrize("freeze", [False, True])
+def test_the_second_pass_can_leave_the_statistics_of_batchnorm_alone(tmp_path, module, freeze):
+    mine = module()
+    trainer = trainer_of(tmp_path, StepTuned(freeze_statistics=freeze))
+    trainer.fit(mine, data())
+    net = normalised()
+    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0))
+    for _ in range(2):
+        for x, y in data():
+            for _ in opt.passes(freeze=net if freeze else None):
+                opt.zero_grad()
+                nn.functional.cross_entropy(net(x), y).backward()
+    assert torch.equal(flat(mine), flat(net))
+    for ours, theirs in zip(mine.net.buffers(), net.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert mine.net[1].num_batches_tracked == (10 if freeze else 20)
+    assert not trainer.optimizers[0]._optimizer_step_pre_hooks
+
+
+def test_fp16_can_leave_the_statistics_of_batchnorm_alone(tmp_path):
+    mine = Normalised()
+    plugin = StepTunedMixedPrecision("16-mixed", "cpu", scaler())
+    trainer_of(tmp_path, StepTuned(freeze_statistics=True), plugins=[plugin]).fit(mine, data())
+    assert mine.net[1].num_batches_tracked == 10
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_stochastic_weight_averaging_updates_the_statistics_of_batchnorm(tmp_path, freeze):
+    """By an epoch of forward passes, which must neither step nor see a mini-batch twice."""
+    mine, averaging = Normalised(), StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=2)
+    callbacks = (StepTuned(freeze_statistics=freeze), averaging)
+    trainer = trainer_of(tmp_path, *callbacks, max_epochs=4)
+    trainer.fit(mine, data())
+    stats = trainer.optimizers[0].stats()
+    assert (stats.iterations, stats.skipped) == (20, 0)
+    assert (trainer.accumulate_grad_batches, trainer.max_epochs) == (1, 4)
+    assert torch.equal(flat(mine), flat(averaging._average_model))
+    assert mine.net[1].num_batches_tracked == 5
+    means = torch.stack([mine.net[0](x).mean(0) for x, _ in data()])
+    torch.testing.assert_close(mine.net[1].running_mean, means.mean(0))
+
+
+# ---------------------------------------------------------------------------------------------- schedulers
+
+
+def test_two_schedules_are_warned_of(tmp_path):
+    """Lightning attaches the scheduler; the optimizer notices."""
+    advice = "take decay_every=None to leave it to the scheduler, or do without the scheduler"
+    with pytest.warns(UserWarning, match=f"decay_every=5 and a learning-rate scheduler .*{advice}"):
+        trainer_of(tmp_path, StepTuned()).fit(Module(decay_every=5), data())
+
+
+# ---------------------------------------------------------------------------------------------- both packages
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
@@ -287,11 +515,11 @@ def test_fp16_takes_both_passes_through_the_scaler(tmp_path):
     trainer.fit(module, data())
 
     net, theirs = network(), scaler()
-    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0), decay_every=None, max_grad_norm=0.5)
+    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0), max_grad_norm=0.5)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     for _ in range(6):
         for i, (x, y) in enumerate(data()):
-            for half in (opt.half, opt):
+            for half in (opt.first_pass, opt):
                 torch.manual_seed(i)
                 opt.zero_grad()
                 with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False):
@@ -335,7 +563,7 @@ def test_what_would_measure_wrongly_is_refused_in_a_sentence(tmp_path, module, c
     with pytest.raises(ValueError, match=message) as error:
         trainer.fit(mine, data())
     assert "\n" not in str(error.value)
-    assert "log" not in vars(mine)
+    assert not {"log", "optimizer_step"} & vars(mine).keys()
 
 
 def test_a_run_that_broke_off_leaves_trainer_and_module_as_they_were(tmp_path):
@@ -348,7 +576,7 @@ def test_a_run_that_broke_off_leaves_trainer_and_module_as_they_were(tmp_path):
     with pytest.raises(ArithmeticError):
         trainer.fit(module, data())
     assert trainer.gradient_clip_val == 0.05
-    assert "log" not in vars(module)
+    assert not {"log", "optimizer_step"} & vars(module).keys()
 
 
 # ---------------------------------------------------------------------------------------------- manual optimisation
@@ -421,7 +649,7 @@ def test_by_hand_lightnings_wrapper_of_the_optimizer_says_what_is_wrong(tmp_path
             trainer.fit(module, data())
             assert trainer.optimizers[0].stats().iterations == 5
         else:
-            with pytest.raises(RuntimeError, match="half step is pending"):
+            with pytest.raises(RuntimeError, match="in the middle of an iteration"):
                 trainer.fit(module, data())
 
 

@@ -2,15 +2,26 @@
 
 import multiprocessing
 import os
+import signal
+import sys
+import uuid
+from pathlib import Path
 
 import pytest
-import small_data
 import torch
 
+import small_data
+
+sys.path.append(str(Path(__file__).parents[1]))  # for processes that import this file on their own
+from processes import MARK, left_behind, wait_until_none
 from steptuned.lab.data import SETS
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import RunSpec
+
+# A shell that starts the tests in the background makes them ignore Ctrl-C, and with them every process that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def make_spec(method="step-tuned-sgd", problem="regression", seed=0, budget=200, log_every=10, options=None, **hyper):
@@ -24,6 +35,17 @@ def make_spec(method="step-tuned-sgd", problem="regression", seed=0, budget=200,
         budget=budget,
         log_every=log_every,
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_behind():
+    """No process that a test has started goes on after the last test."""
+    if not Path("/proc/self/environ").exists():
+        yield
+        return
+    os.environ[MARK] = mark = uuid.uuid4().hex
+    yield
+    assert wait_until_none(lambda: left_behind(mark)) == {}
 
 
 @pytest.fixture(scope="session")

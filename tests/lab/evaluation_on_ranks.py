@@ -8,8 +8,8 @@ from pathlib import Path
 
 import small_data
 
-if __name__ == "__main__":
-    small_data.use(*pickle.loads(Path(sys.argv[1]).read_bytes()), os.environ)
+
+def main():
     import torch
 
     from steptuned.lab.methods import METHODS, Driver
@@ -28,3 +28,11 @@ if __name__ == "__main__":
     said = ranks.gather((together, problem.evaluate()))
     if ranks.index == 0:
         Path(sys.argv[2]).write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    small_data.use(*pickle.loads(Path(sys.argv[1]).read_bytes()), os.environ)
+    from steptuned.lab.ranks import closing_process_group
+
+    with closing_process_group():
+        main()

@@ -1,10 +1,23 @@
 """Stores with made-up runs, for what is read from them."""
 
-from steptuned.lab.claims import _experiment
-from steptuned.lab.experiment import stages
+from steptuned.lab import paired_runs
+from steptuned.lab.claims import criteria_hash
+from steptuned.lab.experiment import Entry
+from steptuned.lab.results import Results
 from steptuned.lab.run import folder_of
+from steptuned.lab.search import stages
 from steptuned.lab.store import Log, Store, write_json
-from steptuned.lab.sweep import Results
+
+ENVIRONMENT = {
+    "steptuned": "0",
+    "commit": "abc",
+    "criteria": criteria_hash(),
+    "torch": "2",
+    "python": "3",
+    "cpu": "made up",
+    "device": "cpu",
+    "threads": 1,
+}
 
 
 def records_of(spec, loss, points=40, **more):
@@ -23,13 +36,12 @@ def records_of(spec, loss, points=40, **more):
     ]
 
 
-def put(store, spec, records, status="finished"):
+def put(store, spec, records, status="finished", environment=ENVIRONMENT):
     run = folder_of(store, spec)
     run.log_path.unlink(missing_ok=True)
     log = Log(run.log_path)
     for record in records:
         log.append(record)
-    environment = {"steptuned": "0", "commit": "abc", "torch": "2", "python": "3", "cpu": "made up", "device": "cpu", "threads": 1}
     write_json(run.folder / "environment.json", environment)
     run.finish(status, log, records[-1])
     log.close()
@@ -37,12 +49,55 @@ def put(store, spec, records, status="finished"):
 
 
 def fill(folder, name, records, scale="demo"):
-    """Play an experiment with the records that a function gives for each spec."""
+    """Play an experiment with the records that a function gives for each spec; none: the run is not made."""
     results = Results(Store(folder))
-    plan = stages(_experiment(name, scale), results)
+    plan = stages(paired_runs.experiment_named(name, scale), results)
     try:
         while True:
             for spec in next(plan)[1]:
-                put(results.store, spec, records(spec))
+                if (made := records(spec)) is not None:
+                    put(results.store, spec, made)
     except StopIteration as end:
         return end.value
+
+
+CONTROLS = {
+    "sgd": ("sgd", {}),
+    "step-tuned-sgd": ("step-tuned-sgd", {}),
+    "constant-05": ("step-tuned-sgd", {"bounds": [[0.5, 0.5]], "nu": [0.5]}),
+    "constant-2": ("step-tuned-sgd", {"bounds": [[2.0, 2.0]]}),
+    "finer": ("sgd", {"lr": [0.03]}),
+    "twice": ("sgd", {"uses": [2]}),
+}
+
+
+class OnePointGrids:
+    """The experiments of the package with a single point in every grid, and the controls, so that stores are small.
+
+    Use it in the place of :func:`steptuned.lab.paired_runs.experiment_named`.
+    """
+
+    def __init__(self, seeds=5, instances=20):
+        self.seeds, self.instances, self.seeds_per_instance = seeds, instances, 1
+        self._named = paired_runs.experiment_named
+
+    def __call__(self, name, scale):
+        real = self._named(name.replace("controls-f", "figure-6f").replace("controls-a", "figure-4a"), scale)
+        entries = [self._one_point(entry) for entry in real.entries]
+        if name.startswith("controls"):
+            entries = [self._control(real.entries[0], control) for control in CONTROLS]
+        counts = {"seeds": self.seeds, "first_seed": 1}
+        if real.instances > 1:
+            instances = self.instances + (real.tune == "first")
+            counts = {"seeds": self.seeds_per_instance, "first_seed": 1, "instances": instances}
+        return real.model_copy(update={"name": name, "entries": entries, **counts})
+
+    def _one_point(self, entry):
+        return entry.model_copy(update={"axes": {key: values[:1] for key, values in entry.axes.items()}})
+
+    def _control(self, like, name):
+        from steptuned.lab.methods import METHODS
+
+        method, axes = CONTROLS[name]
+        defaults = {key: [value] for key, value in METHODS[method].defaults.items()}
+        return Entry(name=name, method=method, label=name, axes={**defaults, "lr": [0.1], **axes})

@@ -24,9 +24,9 @@ def append(name, *words):
         print(*words, os.getpid(), file=file)
 
 
-def telling_execute(run, *arguments):
+def telling_execute(run, *arguments, **options):
     append("asked", run.spec.identity)
-    return execute(run, *arguments)
+    return execute(run, *arguments, **options)
 
 
 def telling_train(spec, *arguments):

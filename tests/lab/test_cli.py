@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pyarrow.parquet
 import pytest
-from conftest import on_real_data
 from typer.testing import CliRunner
 
+from conftest import on_real_data
 from steptuned.lab.cli import app
 from steptuned.lab.store import Store
 
@@ -214,7 +214,7 @@ def test_plan_counts_runs_time_arithmetic_and_disk_and_writes_nothing(tmp_path, 
     done = inside("plan", "figure-1", "figure-2", "digits", "--scale", "demo")
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
-    assert rows["figure-2"][1:3] == ["40", "16,000"]
+    assert rows["figure-2"][1:3] == ["44", "20,000"]
     assert float(rows["figure-2"][-2]) == 0, "a regression by hand has no layers"
     assert float(rows["digits"][-2]) > 0
     assert int(rows["all"][1]) == int(rows["figure-2"][1]) + int(rows["digits"][1])

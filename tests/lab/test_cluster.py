@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import make_spec
 from distributed import Client
-from test_cli import inside
-from test_store import numbers
 
+from conftest import make_spec
 from steptuned.lab.cluster import Dask, _data
 from steptuned.lab.engine import EngineError, How, share
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import Run, Store
+from test_cli import inside
+from test_store import numbers
 
 EXPERIMENT = """
 title = "a small sweep"

@@ -22,10 +22,10 @@ import numpy as np
 import pooch
 import pytest
 import torch
-from conftest import on_real_data
 from rich.console import Console
 from typer.testing import CliRunner
 
+from conftest import on_real_data
 from steptuned.lab.data import SETS, DataError, commands, fetch, fetching, folder, load
 from steptuned.lab.data.reading import read_cifar, read_idx
 from steptuned.lab.data.sets import DataSet, Download, File

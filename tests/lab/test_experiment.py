@@ -1,18 +1,19 @@
 """Experiments in TOML: what they expand to, and what a mistake in one says."""
 
-import pytest
+import statistics
+from itertools import pairwise
 
-from steptuned.lab.experiment import (
-    SCALES,
-    ExperimentError,
-    first_below,
-    load,
-    load_all,
-    panels_of,
-    paper_experiments,
-    stages,
-)
-from steptuned.lab.report.figures import FIGURES
+import pytest
+import torch
+
+from steptuned.lab.experiment import SCALES, ExperimentError, load, load_all, panels_of, paper_experiments
+from steptuned.lab.methods import Driver
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.report.figures import FIGURES, label_of
+from steptuned.lab.results import Results
+from steptuned.lab.run import execute, folder_of
+from steptuned.lab.search import first_below, stages
+from steptuned.lab.store import Store
 
 GOOD = """
 title = "a test"
@@ -53,7 +54,7 @@ class Invented:
     def __init__(self, loss):
         self.loss = loss
 
-    def last(self, spec):
+    def final(self, spec):
         value = self.loss(spec)
         return None if value is None else {"bp": spec.budget, "loss": value}
 
@@ -79,7 +80,7 @@ def test_a_file_expands_to_its_grid_and_then_the_winners_with_all_seeds(file):
     assert {spec.budget for spec in seen["grid"]} == {50}
     assert {spec.seed for spec in seen["grid"]} == {0}
     assert {spec.budget for spec in seen["winners"]} == {200}
-    assert {spec.seed for spec in seen["winners"]} == {0, 1}
+    assert {spec.seed for spec in seen["winners"]} == {1, 2}
     winners = {group.entry.name: group.winner.hyper for group in outcome.groups}
     assert winners["sgd"]["lr"] == 1.0
     assert (winners["mine"]["lr"], winners["mine"]["bounds"]) == (2.0, [0.1, 10.0])
@@ -122,7 +123,7 @@ def test_soonest_is_the_first_to_come_near_the_best_of_all(file):
     seen, outcome = play(experiment, Racing(lambda s: 0.3 + s.hyper["lr"]))
     assert list(seen) == ["grid", "J*", "winners"]
     assert {spec.budget for spec in seen["J*"]} == {1000}
-    assert outcome.star == {(0, 0): 0.2, (0, 1): 0.2}
+    assert outcome.star == {(0, 0): 0.2, (0, 1): 0.2, (0, 2): 0.2}, "seed 0 chooses, 1 and 2 are reported"
     assert [group.winner.hyper["lr"] for group in outcome.groups] == [10.0, 3.0]
     assert [group.winner.score for group in outcome.groups] == [10, 33]
     assert first_below([{"bp": 0, "loss": 1.0}], 0.3) is None
@@ -151,7 +152,7 @@ def test_instances_are_tuned_each_or_on_the_first(file):
         (("seeds = 2", "seeds = 0"), "seeds = 0: Input should be greater than or equal to 1"),
         (("seeds = 2", "sedes = 2"), "sedes = 2: Extra inputs are not permitted; valid: budget, figure"),
         (("after = {", 'rule = "best"\nafter = {'), "selection.rule = 'best': Input should be 'smallest loss' or 'soonest'"),
-        (("[scales.demo]", "[scales.tiny]"), "scales.tiny = 'tiny' is not one of demo, paper, small"),
+        (("[scales.demo]", "[scales.tiny]"), "scales.tiny = 'tiny' is not one of demo, paper, short, small"),
         (("seeds = 2", "options = { colums = 3 }"), "options.colums = 'colums' is not one of batch, columns, instance, rows"),
         (('title = "a test"', "title ="), "is not TOML"),
         (('method = "step-tuned-sgd"', 'method = "lion"'), "methods.mine.method = 'lion' is not one of adam"),
@@ -175,7 +176,7 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path):
 def test_every_experiment_of_the_package_is_valid_at_every_scale(name, scale):
     for experiment in load_all(paper_experiments()[name], scale):
         assert experiment.figure in FIGURES
-        seen, outcome = play(experiment, Invented(lambda s: 0.5))
+        seen, outcome = play(experiment, WithGamma(lambda s: 0.5))
         assert all(group.winner is not None for group in outcome.groups)
         expected = sum(runs for runs, _ in experiment.expected_back_propagations().values())
         assert sum(map(len, seen.values())) <= expected + len(seen["grid"])
@@ -185,7 +186,7 @@ def test_figures_2_and_3_have_the_sizes_of_the_paper():
     two, three = (load(paper_experiments()[name], "paper") for name in ("figure-2", "figure-3"))
     assert two.budget.iterations == 250
     assert (two.selection.rule, two.selection.within, two.selection.star_after.iterations) == ("soonest", 0.1, 100_000)
-    assert (three.budget.epochs, three.selection.after.epochs, three.seeds) == (250, 50, 3)
+    assert (three.budget.epochs, three.selection.after.epochs, three.seeds) == (250, 50, 5)
     spec = three.spec(three.entries[0], three.entries[0].grid()[0], 0, 0, three.budget)
     assert spec.budget == 2500
     assert spec.options == {"rows": 500, "columns": 30, "batch": 50, "instance": 0}
@@ -212,6 +213,65 @@ def test_the_figures_of_deep_learning_are_the_papers(name, letters):
         per_epoch = 469 if letter == "d" else 391
         assert (spec.budget, spec.log_every) == (epochs[letter] * per_epoch, per_epoch)
         assert (spec.options["rows"], spec.options["augmentation"]) == (0, "none")
+
+
+def records_of(spec):
+    """The steps of the records of a run."""
+    steps = [0]
+    while steps[-1] < spec.budget:
+        steps.append(min(spec.budget, spec.next_record(steps[-1])))
+    return steps
+
+
+SHORT_EPOCHS = {"a": 50, "b": 50, "c": 30, "d": 50, "e": 30, "f": 30}
+SMALL_ROWS = {"a": 5_000, "b": 5_000, "c": 2_500, "d": 6_000, "e": 5_000, "f": 5_000}
+SEEDS = {"figure-4d": 5, "figure-6e": 5, "figure-6f": 5}
+
+
+@pytest.mark.parametrize("scale", ["short", "small"])
+@pytest.mark.parametrize("name", ["figure-4", "figure-5", "figure-6", "activations"])
+def test_the_scales_between_demo_and_paper_keep_the_grids_and_shorten_one_thing(name, scale):
+    for experiment in load_all(paper_experiments()[name], scale):
+        letter = "a" if name == "activations" else experiment.name[-1]
+        paper = load(paper_experiments()[name], "paper", experiment.name.removeprefix(name))
+        assert experiment.entries == paper.entries, "the whole grid"
+        assert experiment.seeds == SEEDS.get(experiment.name, 3)
+        options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
+        epochs = SHORT_EPOCHS[letter] * (1 if scale == "short" else 10)
+        assert (experiment.budget.epochs, experiment.selection.after.epochs) == (epochs, epochs // 10)
+        assert options["rows"] == (0 if scale == "short" else SMALL_ROWS[letter])
+        assert options.get("size", 32) == (16 if letter in "abc" else 32)
+        assert options["eval_rows"] % 128 == 0
+        assert 0 < options["eval_rows"] <= PROBLEMS[experiment.problem].rows_of(options)
+        spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget)
+        steps = records_of(spec)
+        assert 100 <= len(steps) <= 130
+        assert steps[-1] == spec.budget
+        early = [step for step in steps if 0 < step <= spec.budget / 10]
+        assert len(early) >= 13
+        assert early[0] <= 2
+        assert early[len(early) // 2] < spec.budget / 100, "even on a logarithmic axis"
+        later = steps[len(early) + 1 : -1]
+        assert {b - a for a, b in pairwise(later)} == {spec.log_every}
+
+
+@pytest.mark.parametrize("name", ["figure-4", "figure-5", "activations"])
+def test_the_demo_has_small_images_too(name):
+    for experiment in load_all(paper_experiments()[name], "demo"):
+        assert experiment.options.get("size") == (None if experiment.problem == "autoencoder" else 16)
+        assert experiment.seeds == 1
+
+
+@pytest.mark.parametrize("name", ["figure-2", "figure-3", "rate", "digits"])
+def test_without_a_section_of_its_own_scale_short_is_the_files_base(name):
+    short, paper = (load(paper_experiments()[name], scale) for scale in ("short", "paper"))
+    assert short.model_copy(update={"scale": "paper"}) == paper
+    assert short.scale == "short"
+
+
+def test_text_at_scale_short_is_text_at_scale_small():
+    short, small = (load(paper_experiments()["text"], scale) for scale in ("short", "small"))
+    assert short.model_copy(update={"scale": "small"}) == small
 
 
 def test_step_tuned_sgd_has_the_same_runs_in_figures_4_and_5():
@@ -246,7 +306,7 @@ def test_a_panel_says_more_than_its_file_a_scale_more_than_both_and_table_1_the_
     assert (x.name, y.name) == ("minex", "miney")
     assert (x.title, y.title) == ("CIFAR-10, LeNet without BatchNorm", "mine")
     assert (x.budget.epochs, y.budget.epochs) == (300, 7)
-    assert x.options == {"data": "cifar-10", "network": "lenet", "activation": "elu", "batch": 64}
+    assert x.options == {"data": "cifar-10", "network": "lenet", "activation": "elu", "layout": "channels_last", "batch": 64}
     assert (x.seeds, y.seeds) == (4, 4)
     x, y = load_all(file(PANELS), "demo")
     assert (x.seeds, y.seeds) == (1, 2)
@@ -266,6 +326,8 @@ def test_a_panel_says_more_than_its_file_a_scale_more_than_both_and_table_1_the_
         (("batch = 64", 'layout = "sideways"'), "options.layout = 'sideways' is not one of channels_last, contiguous"),
         (("batch = 64", 'batch = "64"'), "options.batch = '64': not of the kind of 128"),
         (("batch = 64", "batch = true"), "options.batch = True: not of the kind of 128"),
+        (("batch = 64", "size = 16"), "options.size = 16: network lenet takes images of 32x32 pixels only"),
+        (("batch = 64", "size = 24"), "options.size = 24 is not one of 16, 32"),
         (("batch = 64", 'data = "imagenet"'), "options.data = 'imagenet' is not one of cifar-10, cifar-100, mnist"),
         (("lr = 0.1", "uses = 2.5"), "methods.sgd.uses = 2.5: not of the kind of 1"),
         (("lr = 0.1", "uses = 0"), "methods.sgd.uses = 0: must be at least 1"),
@@ -279,3 +341,150 @@ def test_a_mistake_in_a_panel_is_one_sentence(file, change, sentence):
         load_all(path, "paper")
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------------------------------------- entries that follow others
+
+FOLLOWING = GOOD.replace(
+    "[scales.demo]",
+    """
+[methods.twice]
+method = "sgd"
+label = "Twice"
+uses = 2
+follows = "mine"
+[scales.demo]
+""",
+    1,
+)
+
+
+class WithGamma(Invented):
+    """Its runs have gammas of 9 (not counted), 0.5, 0.6 + seed / 100 and 2."""
+
+    def records(self, spec):
+        gammas = (9.0, 0.5, 0.6 + spec.seed / 100, 2.0)
+        return [{"bp": i, "loss": 0.5, "gamma": gamma} for i, gamma in enumerate(gammas)] if self.loss(spec) else []
+
+
+def test_an_entry_that_follows_another_gets_its_lr_from_the_winners_runs(file):
+    experiment = load(file(FOLLOWING), "paper")
+    seen, outcome = play(experiment, WithGamma(lambda s: 1 + abs(s.hyper["lr"] - 2.2)))
+    assert list(seen) == ["grid", "winners", "controls"]
+    assert len(seen["grid"]) == 2 + 6, "no trials of its own"
+    assert {spec.hyper["lr"] for spec in seen["controls"]} == {1.23}, "2 x 0.615, the median of .5 .61 2 .5 .62 2"
+    assert {spec.seed for spec in seen["controls"]} == {spec.seed for spec in seen["winners"]}
+    assert {(spec.method, spec.hyper["uses"], spec.budget) for spec in seen["controls"]} == {("sgd", 2, 200)}
+    group = next(group for group in outcome.groups if group.entry.name == "twice")
+    assert list(group.specs.values()) == seen["controls"]
+    assert label_of(group) == "Twice (lr 1.23)"
+    assert experiment.expected_back_propagations()["twice", "sgd"] == (2, 400)
+
+
+def test_the_median_gamma_since_the_last_record_counts_more_than_the_last_gamma(file):
+    class Median(WithGamma):
+        def records(self, spec):
+            return [{**record, "gamma median": 0.25} for record in super().records(spec)]
+
+    seen, _ = play(load(file(FOLLOWING), "paper"), Median(lambda s: 1 + s.hyper["lr"]))
+    assert {spec.hyper["lr"] for spec in seen["controls"]} == {0.25}
+
+
+def test_an_entry_has_no_runs_while_the_one_that_it_follows_lacks_some(file):
+    experiment = load(file(FOLLOWING), "paper")
+    for loss in (lambda s: None, lambda s: 1.0 if s.budget == 50 or s.seed == 0 else None):
+        seen, outcome = play(experiment, WithGamma(loss))
+        assert seen["controls"] == []
+        group = next(group for group in outcome.groups if group.entry.name == "twice")
+        assert (group.winner, group.specs) == (None, {})
+
+
+def test_every_instance_follows_its_own_winner(file):
+    experiment = load(file('instances = 3\ntune = "first"\n' + FOLLOWING), "paper")
+    seen, _ = play(experiment, WithGamma(lambda s: 1.0))
+    assert sorted(spec.options["instance"] for spec in seen["controls"]) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (('follows = "mine"', 'follows = "sgd"'), "methods.twice.follows = 'sgd' is not one of mine"),
+        (('follows = "mine"', 'follows = "me"'), "methods.twice.follows = 'me' is not one of mine"),
+        (("uses = 2", "lr = 0.1"), "methods.twice.lr = 0.1: its lr follows mine, so give none"),
+        (("uses = 2", "uses = [1, 2]"), "methods.twice.uses = [1, 2]: an entry that follows another has no grid"),
+    ],
+)
+def test_a_mistake_in_what_an_entry_follows_is_one_sentence(file, change, sentence):
+    path = file(FOLLOWING.replace(*change))
+    with pytest.raises(ExperimentError) as error:
+        load(path, "paper")
+    assert str(error.value) == f"{path}: {sentence}"
+
+
+def test_a_control_is_run_at_the_median_gamma_of_real_runs(file, tmp_path):
+    text = FOLLOWING.replace("lr = [1.0, 2.0, 3.0]\nbounds = [[0.5, 2.0], [0.1, 10.0]]", "lr = [1.0, 3.0]")
+    experiment = load(file(text), "demo").model_copy(update={"seeds": 2})
+    results = Results(Store(tmp_path / "store"))
+    plan = stages(experiment, results)
+    made = {}
+    try:
+        while True:
+            name, specs = next(plan)
+            made[name] = [folder_of(results.store, spec) for spec in specs]
+            assert {execute(run, {}) for run in made[name]} == {"finished"}
+    except StopIteration as end:
+        outcome = end.value
+    tuned, twice = (next(g for g in outcome.groups if g.entry.name == name) for name in ("mine", "twice"))
+    gammas = [r.get("gamma median", r.get("gamma")) for s in tuned.specs.values() for r in results.records(s)[1:]]
+    assert twice.winner.hyper["lr"] == pytest.approx(tuned.winner.hyper["lr"] * statistics.median(gammas), rel=5e-3)
+    assert [results.final(spec)["bp"] for spec in twice.specs.values()] == [100, 100]
+    assert len(made["controls"]) == 2
+
+
+@pytest.mark.parametrize("scale", ["short", "small", "demo"])
+@pytest.mark.parametrize(("controls", "figure", "panel"), [("controls-f", "figure-6", "f"), ("controls-a", "figure-4", "a")])
+def test_controls_share_the_runs_of_the_figure_that_they_are_for(controls, figure, panel, scale):
+    mine, theirs = load(paper_experiments()[controls], scale), load(paper_experiments()[figure], scale, panel)
+    assert mine.seeds == theirs.seeds
+    for name in ("sgd", "step-tuned-sgd"):
+        specs = []
+        for experiment in (mine, theirs):
+            entry = next(entry for entry in experiment.entries if entry.name == name)
+            specs.append(
+                [experiment.spec(entry, h, 1, 0, b) for h in entry.grid() for b in (experiment.budget, experiment.selection.after)]
+            )
+        assert [spec.identity for spec in specs[0]] == [spec.identity for spec in specs[1]]
+
+
+@pytest.mark.parametrize("name", ["controls-a", "controls-f"])
+def test_controls_are_three_constants_a_finer_grid_and_each_mini_batch_twice(name):
+    experiment = load(paper_experiments()[name], "short")
+    entries = {entry.name: entry for entry in experiment.entries}
+    assert list(entries) == ["sgd", "step-tuned-sgd", "constant-05", "constant-1", "constant-2", "finer", "twice"]
+    for constant, gamma in (("constant-05", 0.5), ("constant-1", 1.0), ("constant-2", 2.0)):
+        axes = entries[constant].axes
+        assert (axes["bounds"], axes["nu"]) == ([[gamma, gamma]], [gamma])
+        assert axes["lr"] == entries["step-tuned-sgd"].axes["lr"]
+        problem = PROBLEMS["regression"](PROBLEMS["regression"].defaults, 0, torch.device("cpu"))
+        driver = Driver("step-tuned-sgd", problem, entries[constant].grid()[0])
+        for _ in range(6):
+            driver.advance()
+        assert driver.optimizer.gamma.item() == gamma
+    finer = entries["finer"].axes["lr"]
+    assert len(finer) == len(entries["finer"].grid()) == len(entries["step-tuned-sgd"].grid()) == 15
+    assert (finer[0], finer[-1]) == (1e-4, 1.0)
+    assert all(1.8 < b / a < 2.1 for a, b in pairwise(finer))
+    assert (entries["twice"].follows, entries["twice"].axes["uses"]) == ("step-tuned-sgd", [2])
+    assert len({entry.label for entry in experiment.entries}) == 7
+
+
+def test_calibration_has_the_settings_of_the_number_from_outside():
+    experiment = load(paper_experiments()["calibration"], "paper")
+    (entry,) = experiment.entries
+    assert (entry.method, entry.grid()) == ("adam", [{"lr": 1e-3, "beta1": 0.9, "uses": 1}])
+    options = {**PROBLEMS["images"].defaults, **experiment.options}
+    wanted = {"network": "resnet-20", "size": 32, "batch": 128, "augmentation": "standard", "weight_decay": 0, "rows": 0}
+    assert wanted.items() <= options.items()
+    assert options["test_rows"] == 0
+    assert (experiment.budget.epochs, experiment.seeds) == (50, 3)
+    assert load(paper_experiments()["calibration"], "short").budget == experiment.budget

@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import make_spec, on_real_data
-from small_data import TRAIN
 from torch import nn
 
+from conftest import make_spec, on_real_data
+from small_data import TRAIN
 from steptuned.lab.data import DataError, load
-from steptuned.lab.data.batches import Batches, mean_and_deviation
+from steptuned.lab.data.batches import Batches, halved, mean_and_deviation
 from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
@@ -113,7 +113,114 @@ def test_fewer_rows_are_a_fixed_choice_that_every_seed_shares(small):
         make(test_rows=61)
 
 
+# ---------------------------------------------------------------------------------------------- images of half the size
+
+
+def halves(images):
+    values = images.double()
+    return (values[:, :, ::2, ::2] + values[:, :, 1::2, ::2] + values[:, :, ::2, 1::2] + values[:, :, 1::2, 1::2]) / 4
+
+
+def test_halved_images_are_exact_means_of_four_pixels():
+    images = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[0] = 255
+    small_images = halved(images)
+    assert small_images.dtype == torch.float32
+    assert torch.equal(small_images.double(), halves(images))
+    mean, deviation = mean_and_deviation(small_images)
+    values = halves(images) / 255
+    torch.testing.assert_close(mean.double(), values.mean((0, 2, 3)), rtol=1e-7, atol=0)
+    torch.testing.assert_close(deviation.double(), values.std((0, 2, 3), correction=0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_at_size_16_a_mini_batch_is_the_halved_images_standardised_by_their_own_statistics(small, layout):
+    images = load("cifar-10")
+    problem = make(network="resnet-20", size=16, layout=layout, rows=100)
+    train = halves(images.train) / 255
+    labels, rows = problem.train.labels, torch.tensor([5, 0, 99, 5])
+    x, y = problem.inputs(rows)
+    kept = torch.stack(_kept(problem, images))
+    mean = train[kept].mean((0, 2, 3), keepdim=True)
+    deviation = train[kept].std((0, 2, 3), keepdim=True, correction=0)
+    torch.testing.assert_close(x.double(), (train[kept][rows] - mean) / deviation, rtol=0, atol=1e-5)
+    assert torch.equal(y, labels[rows])
+    test_x, _ = problem.test.rows(torch.arange(4))
+    torch.testing.assert_close(test_x.double(), (halves(images.test[:4]) / 255 - mean) / deviation, rtol=0, atol=1e-5)
+
+
+def _kept(problem, images):
+    """Which images the problem trains on, found by comparing them at 32x32."""
+    large = make(network="resnet-20", rows=len(problem.train), normalisation="none")
+    everything = (large.train.rows(torch.arange(len(large.train)))[0] * 255).round().to(torch.uint8)
+    return [(images.train == image).all((1, 2, 3)).nonzero()[0, 0] for image in everything]
+
+
+@pytest.mark.parametrize("network", ["resnet-20", "nin"])
+@pytest.mark.parametrize("augmentation", ["none", "standard"])
+def test_networks_learn_images_of_size_16(small, network, augmentation):
+    problem = make(network=network, size=16, augmentation=augmentation, rows=64, layout="channels_last")
+    driver = driver_of("step-tuned-sgd", problem, lr=0.05)
+    shapes = set()
+    problem.model.register_forward_pre_hook(lambda _, args: shapes.add(tuple(args[0].shape[1:])))
+    before = problem.evaluate()["loss"]
+    for _ in range(16):
+        driver.advance()
+    assert problem.evaluate()["loss"] < before
+    assert shapes == {(3, 16, 16)}
+
+
+def test_augmentation_at_size_16_pads_by_two(small):
+    problem = make(network="resnet-20", size=16, augmentation="standard", normalisation="none")
+    drawn = torch.cat([problem.draw() for _ in range(10)])
+    assert (drawn[:, 1:3].min(), drawn[:, 1:3].max()) == (0, 4)
+    rows, down, right, flip = drawn[:30].T
+    x, _ = problem.train.augmented(rows, down, right, flip)
+    for i in range(30):
+        padded = nn.functional.pad(halves(load("cifar-10").train[rows[i : i + 1]])[0] / 255, (2, 2, 2, 2))
+        expected = padded[:, down[i] : down[i] + 16, right[i] : right[i] + 16]
+        torch.testing.assert_close(x[i].double(), expected.flip(2) if flip[i] else expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("network", ["lenet", "lenet-batchnorm", "nin-author"])
+def test_a_network_for_32x32_images_refuses_others(small, network):
+    with pytest.raises(ValueError, match=f"^size = 16: network {network} takes images of 32x32 pixels only$"):
+        make(network=network, size=16)
+
+
+def test_only_cifar_has_images_of_size_16(small):
+    with pytest.raises(ValueError, match=r"^size = 16: only the 32x32 images of CIFAR can be made 16x16"):
+        make(network="resnet-20", data="mnist", size=16)
+    assert "size" not in PROBLEMS["autoencoder"].defaults
+
+
 # ---------------------------------------------------------------------------------------------- what is minimised and logged
+
+
+@pytest.mark.parametrize("problem_name", ["images", "autoencoder"])
+def test_the_logged_loss_can_be_of_a_fixed_part_of_the_training_images(small, problem_name):
+    part, other = (make(problem_name, eval_rows=40, rows=100, seed=seed) for seed in (0, 1))
+    everything = make(problem_name, rows=100)
+    assert torch.equal(part._logged, other._logged)
+    assert len(part._logged.unique()) == 40
+    assert not torch.equal(part._logged.sort().values, torch.arange(40)), "not just the first ones"
+    assert (part.evaluated, everything.evaluated) == (40 + 60, 100 + 60)
+    record, whole = part.evaluate(), everything.evaluate()
+    with torch.no_grad():
+        batches = [part.train.rows(rows) for rows in part._logged.split(16)]
+        losses = [part._criterion(part.model(x), x, y).double() * len(y) for x, y in batches]
+    assert record["plain loss"] == pytest.approx((sum(losses) / 40).item(), rel=1e-5)
+    assert record["plain loss"] != whole["plain loss"]
+    assert record["test loss"] == whole["test loss"]
+    assert torch.equal(part.draw(), everything.draw()), "training is the same"
+    with pytest.raises(DataError, match="eval_rows = 101: there are 100 training images"):
+        make(problem_name, eval_rows=101, rows=100)
+
+
+def test_options_that_an_older_spec_lacks_have_their_defaults(small):
+    options = {key: value for key, value in make().options.items() if key not in ("size", "eval_rows")}
+    problem = PROBLEMS["images"](options, 0, CPU)
+    assert problem.evaluate() == make().evaluate()
 
 
 @pytest.mark.parametrize("network", ["lenet", "lenet-batchnorm", "resnet-20"])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from steptuned.lab.experiment import Entry, Group, Trial
+from steptuned.lab.experiment import Entry
 from steptuned.lab.report.measures import compare, rate_of, wilson
+from steptuned.lab.search import Group, Trial
 
 
 def test_a_comparison_counts_instances_and_gives_an_interval():

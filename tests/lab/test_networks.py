@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from steptuned.lab.networks import ACTIVATIONS, NETWORKS, autoencoder, transformer
+from steptuned.lab.networks import ACTIVATIONS, NETWORKS, ONLY_32, autoencoder, transformer
 from steptuned.lab.networks.resnet import Block
 from steptuned.lab.networks.transformer import Transformer
 
@@ -23,6 +23,7 @@ def count(model, kind):
         ("resnet-20", 10, 269_722),
         ("resnet-20", 100, 275_572),
         ("nin", 10, 969_802),
+        ("nin-author", 10, 967_096),
         ("lenet", 10, 62_006),
         ("lenet-batchnorm", 10, 62_458),
     ],
@@ -56,7 +57,9 @@ def test_the_activation_is_the_one_asked_for_and_no_other(name, activation):
     assert count(model, others) == 0
 
 
-@pytest.mark.parametrize(("name", "norms"), [("resnet-20", 19), ("nin", 8), ("lenet", 0), ("lenet-batchnorm", 4)])
+@pytest.mark.parametrize(
+    ("name", "norms"), [("resnet-20", 19), ("nin", 8), ("nin-author", 0), ("lenet", 0), ("lenet-batchnorm", 4)]
+)
 def test_batchnorm_is_where_table_1_has_it(name, norms):
     assert count(NETWORKS[name](10, nn.ELU), (nn.BatchNorm1d, nn.BatchNorm2d)) == norms
 
@@ -99,6 +102,33 @@ def test_nin_has_dropout_after_its_first_two_stages():
     before = [type(model[i - 1]) for i, layer in enumerate(model) if isinstance(layer, nn.Dropout)]
     assert before == [nn.MaxPool2d, nn.AvgPool2d]
     assert isinstance(model[-3], nn.Conv2d), "no BatchNorm and no activation after the last convolution"
+
+
+def test_nin_of_the_author_shrinks_the_image_to_one_pixel_without_padding():
+    model = NETWORKS["nin-author"](10, nn.ELU)
+    shapes, kinds = [], (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+    for layer in model:
+        if isinstance(layer, kinds) and layer.kernel_size not in (1, (1, 1)):
+            layer.register_forward_hook(lambda _, __, output: shapes.append(tuple(output.shape[1:])))
+    model(torch.randn(2, 3, 32, 32))
+    assert shapes == [(192, 28, 28), (96, 13, 13), (192, 9, 9), (192, 4, 4), (192, 2, 2), (10, 1, 1)]
+    before = [type(model[i - 1]) for i, layer in enumerate(model) if isinstance(layer, nn.Dropout)]
+    assert before == [nn.MaxPool2d, nn.AvgPool2d]
+    assert [layer.p for layer in model if isinstance(layer, nn.Dropout)] == [0.5, 0.5]
+    assert count(model, nn.ELU) == 9, "after the last convolution too"
+    assert (model[-1].in_features, model[-1].out_features) == (10, 10)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(2, 3, 16, 16))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_takes_images_of_16x16_pixels_unless_it_is_said_not_to(name):
+    model, images = NETWORKS[name](10, nn.ReLU), torch.randn(2, 3, 16, 16)
+    if name in ONLY_32:
+        with pytest.raises(RuntimeError):
+            model(images)
+    else:
+        assert model(images).shape == (2, 10)
 
 
 @pytest.mark.parametrize(

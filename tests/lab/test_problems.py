@@ -122,7 +122,7 @@ def test_the_epoch_decay_of_both_methods_is_by_back_propagations():
         sgd.advance()
         tuned.advance()
         first = done - done % 2  # the iteration's first back-propagation
-        assert tuned.optimizer.param_groups[0]["step"].item() == pytest.approx((1 + first // per_epoch) ** -0.5)
+        assert tuned.optimizer.param_groups[0]["effective_lr"].item() == pytest.approx((1 + first // per_epoch) ** -0.5)
 
 
 def test_the_logged_loss_has_its_regularisation():

@@ -6,15 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
-import small_data
 import torch
-from conftest import make_spec, on_real_data
-from test_store import numbers
 
+import small_data
+from conftest import make_spec, on_real_data
+from processes import MARK, marked, wait_until_none
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import Died, Run, Store
+from test_store import numbers
 
 
 def _execute(folder):
@@ -157,20 +159,9 @@ lr = [1.0, 10.0]
 class Sweep:
     """The command, in a session of its own, so that it can be killed with its workers."""
 
-    def __init__(self, path, out):
-        command = [
-            sys.executable,
-            "-m",
-            "steptuned",
-            "run",
-            path,
-            "--jobs",
-            "2",
-            "--out",
-            out,
-            "--checkpoint-seconds",
-            "0.05",
-        ]
+    def __init__(self, path, out, checkpoint_seconds=0.05):
+        options = ["--jobs", "2", "--out", out, "--checkpoint-seconds", str(checkpoint_seconds)]
+        command = [sys.executable, "-m", "steptuned", "run", path, *options]
         self.said = path.parent / f"said-{time.monotonic_ns()}.txt"
         with self.said.open("w") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
@@ -235,3 +226,47 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
     assert "Traceback" not in output
     assert "--jobs 2" in output.replace("\n", " "), "the command to go on with"
     assert logs.exists()
+
+
+LONG = """
+title = "one run after the other, so that one of two workers is idle"
+figure = "loss"
+problem = "regression"
+seeds = 1
+budget = { epochs = 500 }
+log_every = 20
+[methods.step-tuned-sgd]
+decay = "iteration"
+lr = 1.0
+"""
+
+
+def test_workers_of_a_killed_sweep_end_and_leave_their_run_resumable(tmp_path, monkeypatch):
+    """Killed is the parent alone. One worker is in the middle of a run without any checkpoint, the other is idle."""
+    monkeypatch.setenv(MARK, mark := uuid.uuid4().hex)
+    path, out = tmp_path / "experiment.toml", tmp_path / "out"
+    path.write_text(LONG)
+    sweep = Sweep(path, out, checkpoint_seconds=1000)
+    try:
+        deadline = time.monotonic() + 300
+        while not any(run.last_record() for run in Store(out).runs()):
+            assert sweep.process.poll() is None, sweep.said.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        workers = [pid for pid, command in marked(mark).items() if "LokyProcess" in command]
+        sweep.process.kill()
+        sweep.process.wait()
+        assert len(workers) == 2
+        assert wait_until_none(lambda: marked(mark)) == {}
+    finally:
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+    (run,) = Store(out).runs()
+    assert run.status() == "unfinished"
+    assert run.claimant() is None, "it was stopped, and did not die"
+    checkpoint = torch.load(run.folder / "checkpoint.pt", weights_only=True)
+    assert checkpoint["done"] >= run.last_record()["bp"], "nothing that was computed is lost"
+    assert execute(run, {}) == "finished"
+    undisturbed = folder_of(Store(tmp_path / "undisturbed"), run.spec)
+    execute(undisturbed, {})
+    assert numbers(run) == numbers(undisturbed)

@@ -1,8 +1,10 @@
 """The identity of a run and the seeds derived from it."""
 
-import pytest
-from conftest import make_spec
+from itertools import pairwise
 
+import pytest
+
+from conftest import make_spec
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import canonical, derive_seed
@@ -45,3 +47,49 @@ def test_seeds_of_different_purposes_are_different_and_stable():
     assert len(seeds) == 150
     assert derive_seed("initial point", "regression", 30, 0) == derive_seed("initial point", "regression", 30, 0)
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def steps(spec):
+    """The steps of all records, as the run loop makes them."""
+    found = [0]
+    while found[-1] < spec.budget:
+        found.append(min(spec.budget, spec.next_record(found[-1])))
+    return found
+
+
+def test_without_early_records_the_log_is_even():
+    assert steps(make_spec(budget=55, log_every=10)) == [0, 10, 20, 30, 40, 50, 55]
+
+
+@pytest.mark.parametrize("budget", [1, 7, 100, 11_730, 195_500])
+def test_early_records_are_log_spaced_in_the_first_tenth_and_even_afterwards(budget):
+    every = max(1, budget // 100)
+    spec = make_spec(budget=budget, log_every=every).model_copy(update={"log_early": 15})
+    found = steps(spec)
+    assert found == sorted(set(found))
+    assert found[-1] == budget
+    if budget > 10_000:
+        early = [step for step in found if 0 < step <= budget / 10]
+        assert len(early) == 15
+        assert early[-1] == round(budget / 10)
+        ratio = (budget / 10) ** (1 / 15)
+        assert all(b == pytest.approx(a * ratio, rel=0.3) for a, b in pairwise(early[2:]))
+        later = found[found.index(early[-1]) : -1]
+        assert {b - a for a, b in pairwise(later)} == {every}
+        assert len(found) > 100
+
+
+def test_the_next_record_depends_on_nothing_but_the_step():
+    spec = make_spec(budget=5_000, log_every=50).model_copy(update={"log_early": 15})
+    found = steps(spec)
+    for step in range(5_000):
+        assert min(5_000, spec.next_record(step)) > step
+    for a, b in pairwise(found):
+        assert min(5_000, spec.next_record(a)) == b
+
+
+def test_early_records_are_part_of_the_identity_where_there_are_some():
+    spec = make_spec()
+    assert spec.model_copy(update={"log_early": 0}).identity == spec.identity
+    other = type(spec)(**{**spec.model_dump(), "log_early": 15})
+    assert other.identity != spec.identity

@@ -9,8 +9,8 @@ import time
 
 import pytest
 import torch
-from conftest import make_spec
 
+from conftest import make_spec
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import TRIES, Died, Run, Store
 
@@ -40,7 +40,7 @@ def test_a_run_leaves_spec_log_environment_and_result(store):
     assert run.environment() == ENVIRONMENT
     records = run.records()
     assert [record["bp"] for record in records] == list(range(0, 201, 10))
-    wanted = {"bp", "batches", "samples", "seconds", "loss", "gamma", "curvature", "negative"}
+    wanted = {"bp", "batches", "samples", "seconds", "loss", "gamma", "curvature", "effective lr", "raw gamma median", "at lower"}
     assert wanted <= records[-1].keys()
     assert records[-1]["batches"] == 100
     assert records[-1]["samples"] == 200 * 50
@@ -264,3 +264,27 @@ def test_files_are_replaced_as_a_whole(store):
     result = json.loads((run.folder / "result.json").read_text())
     assert result["sha256"] == hashlib.sha256(run.log_path.read_bytes()).hexdigest()
     assert not list(run.folder.glob("*.tmp"))
+
+
+def test_experiments_of_one_name_that_differ_are_kept_and_more_seeds_replace(tmp_path):
+    store = Store(tmp_path)
+    content = {"name": "figure-9", "seeds": 3, "options": {}, "title": "old"}
+    store.remember("figure-9", "demo", [content], "first")
+    store.remember("figure-9", "demo", [{**content, "seeds": 5, "title": "new"}], "second")
+    assert [json.loads(path.read_text())["command"] for path in store.asked()] == ["second"]
+    store.remember("figure-9", "demo", [{**content, "options": {"precision": "bfloat16"}}], "third")
+    assert [json.loads(path.read_text())["command"] for path in store.asked()] == ["second", "third"]
+
+
+def test_an_experiment_that_was_kept_under_its_plain_name_is_replaced(tmp_path):
+    store = Store(tmp_path)
+    content = {"name": "figure-9", "seeds": 3}
+    for scale in ("demo", "paper"):
+        write_json_in(tmp_path / "experiments" / f"figure-9-{scale}.json", {"experiments": [content], "command": "older"})
+    store.remember("figure-9", "demo", [content], "newer")
+    assert sorted(json.loads(path.read_text())["command"] for path in store.asked()) == ["newer", "older"]
+
+
+def write_json_in(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))

@@ -4,17 +4,18 @@ import os
 import signal
 
 import pytest
-from conftest import make_spec
 from rich.console import Console
-from test_store import numbers
 
+from conftest import make_spec
 from steptuned.lab.engine import How, Local
 from steptuned.lab.experiment import load
 from steptuned.lab.plan import duration, estimate
 from steptuned.lab.problems.regression import Regression
+from steptuned.lab.results import outcome_of
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import Store
-from steptuned.lab.sweep import Sweep, outcome_of
+from steptuned.lab.sweep import Sweep
+from test_store import numbers
 
 EXPERIMENT = """
 title = "a small sweep"

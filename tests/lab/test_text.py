@@ -5,9 +5,8 @@ import hashlib
 
 import pytest
 import torch
-from conftest import make_spec
-from test_store import ENVIRONMENT, finished, interrupted, numbers
 
+from conftest import make_spec
 from steptuned import RobbinsMonroLR
 from steptuned.lab.data import DataError
 from steptuned.lab.experiment import SCALES, load, paper_experiments
@@ -16,6 +15,7 @@ from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.text import MODULES, SYMBOLS, Text, checksum, text
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import Store
+from test_store import ENVIRONMENT, finished, interrupted, numbers
 
 CPU = torch.device("cpu")
 SMALL = {"rows": 50, "test_rows": 12, "context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 8}

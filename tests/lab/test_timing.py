@@ -12,7 +12,8 @@ from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report.tables import wall_clock
-from steptuned.lab.timing import PAPER, TIMED, Size, Timing, Timings, measure
+from steptuned.lab.table2 import PAPER, TIMED, Timing, Timings
+from steptuned.lab.timing import Size, measure
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_spec
-from test_store import numbers
 
+from conftest import make_spec
 from steptuned.lab.engine import How, Together
 from steptuned.lab.experiment import load
 from steptuned.lab.methods import Driver
@@ -21,6 +20,7 @@ from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.ranks import Ranks, Torchrun
 from steptuned.lab.run import folder_of
 from steptuned.lab.store import Store
+from test_store import numbers
 
 HERE = Path(__file__).parent
 
@@ -99,16 +99,16 @@ def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
     assert code == 0, said
     assert said.count("a large run, on 3 ranks") >= 2
     undisturbed = Store(tmp_path / "undisturbed")
-    assert [run.spec.ranks for run in undisturbed.runs()] == [3, 3]
-    assert [run.status() for run in undisturbed.runs()] == ["finished", "finished"]
+    assert {run.spec.ranks for run in undisturbed.runs()} == {3}
+    assert [run.status() for run in undisturbed.runs()] == ["finished"] * 2
     assert all(run.environment()["ranks"] == 3 for run in undisturbed.runs())
 
     # One process, on the joined mini-batches: the same way up to rounding, which is that of single precision.
     experiment = load(files[0], "paper")
-    spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget)
+    spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 1, 0, experiment.budget)
     problem = PROBLEMS[spec.problem](spec.options, spec.seed, torch.device("cpu"))
     driver = Driver(spec.method, problem, spec.hyper)
-    (together,) = [run for run in undisturbed.runs() if run.spec.options["network"] == "lenet"]
+    (together,) = [r for r in undisturbed.runs() if r.spec.options["network"] == "lenet" and r.spec.seed == spec.seed]
     for record in together.records():
         while driver.batches * 2 < record["bp"] or driver._pass:
             driver.advance()
@@ -134,6 +134,32 @@ def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
         code, said = started.end()
     assert code == 0, said
     assert all_numbers(tmp_path / "disturbed") == all_numbers(tmp_path / "undisturbed")
+
+
+def test_no_thread_of_the_process_group_outlives_the_work(tmp_path, small, files):
+    """One that does may abort the process, after all its work is done."""
+    arguments = (tmp_path, "well", "run", files[0], "--out", tmp_path / "out")
+    with Started(tmp_path, small, *arguments, script="ending_on_ranks.py") as started:
+        code, said = started.end()
+    assert code == 0, said
+    assert {rank: (tmp_path / f"ended-{rank}").read_text() for rank in range(3)} == {0: "", 1: "", 2: ""}
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("error", "rank 1: ArithmeticError: made up by the test"),
+        ("error of 0", "failed: ArithmeticError: made up by the test. Nothing is lost"),
+        ("interrupt", "exitcode  : 130"),
+    ],
+)
+def test_a_rank_that_fails_waits_for_no_other_rank(tmp_path, small, files, how, sentence):
+    arguments = (tmp_path, how, "run", files[0], "--out", tmp_path / "out", "--checkpoint-seconds", "0")
+    with Started(tmp_path, small, *arguments, script="ending_on_ranks.py") as started:
+        code, said = started.end()
+    assert code == 1, said
+    assert sentence in " ".join(said.split()).replace("exitcode :", "exitcode  :"), said
+    assert "terminate called" not in said
 
 
 def test_the_network_that_is_judged_is_the_same_on_all_ranks(tmp_path, small):

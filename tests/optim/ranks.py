@@ -229,7 +229,7 @@ def scaled(model, part=None):
     found = {"theta": [], "gamma": [], "scale": []}
     for k in range(8):
         x, y = mini_batch(k)
-        for half, view in enumerate((opt.half, opt)):
+        for half, view in enumerate((opt.first_pass, opt)):
             spoilt = y.clone()
             if (k, half) == (3, 1):
                 spoilt[1] = torch.inf
@@ -355,7 +355,7 @@ def refusals(folder):
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(torch.ones(()))
         opt = StepTunedSGD(params)
-        scaler.step(opt.half)
+        scaler.step(opt.first_pass)
 
     elsewhere = distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0]), [Shard(0)])
     model = sharded(Network(), line())

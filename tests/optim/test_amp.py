@@ -38,7 +38,7 @@ def make_scaler(**options):
 
 def scaled_iteration(model, opt, scaler, x, y, overflow=()):
     backward(model, x, y, scaler, 0 in overflow)
-    scaler.step(opt.half)
+    scaler.step(opt.first_pass)
     backward(model, x, y, scaler, 1 in overflow)
     scaler.step(opt)
     scaler.update()
@@ -91,7 +91,7 @@ def test_an_overflow_skips_its_pass_and_the_measurement_and_halves_the_scale_onc
         scaled_iteration(model, opt, scaler, x, y)
     before = values(model, opt)
     scale = scaler.get_scale()
-    step = (0.1 * opt.gamma / (1 + opt.stats().iterations) ** 0.501).item()
+    step = 0.1 * opt.gamma.item()
 
     x, y = batches[3]
     expected = [p.detach().clone() for p in model.parameters()]
@@ -121,7 +121,7 @@ def test_an_overflow_leaves_G_of_a_parameter_without_a_gradient_as_it_was():
     scaled_iteration(model, opt, scaler, x, y)
     before = values(model, opt)[1]
     last = model[2].bias
-    for half in (opt.half, opt):
+    for half in (opt.first_pass, opt):
         backward(model, x, y, scaler, overflow=True)
         last.grad = None
         scaler.step(half)
@@ -138,7 +138,7 @@ def test_a_real_fp16_overflow_is_survived():
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = nn.functional.mse_loss(model(x), y)
             scaler.scale(loss).backward()
-            scaler.step(opt.half if half else opt)
+            scaler.step(opt.first_pass if half else opt)
         scaler.update()
         scales.append(scaler.get_scale())
     stats = opt.stats()
@@ -177,7 +177,7 @@ def test_a_refused_half_step_leaves_no_scaling_behind():
     opt.half_step()
     backward(model, x, y, scaler)
     with pytest.raises(RuntimeError, match="pending"):
-        scaler.step(opt.half)
+        scaler.step(opt.first_pass)
     opt.cancel()
     other_model, other = setup()
     backward(other_model, x, y)
@@ -202,8 +202,8 @@ def test_no_error_during_a_scaled_step_scales_a_later_one(culprit):
     backward(model, *batches[0], scaler)
     if culprit == "closure for the half":
         with pytest.raises(RuntimeError, match="takes no closure"):
-            scaler.step(opt.half, lambda: None)
-    scaler.step(opt.half)
+            scaler.step(opt.first_pass, lambda: None)
+    scaler.step(opt.first_pass)
     backward(model, *batches[0], scaler)
     if culprit != "closure for the half":
         hook = opt.register_step_pre_hook(fail) if culprit == "pre-hook" else opt.register_step_post_hook(fail)
@@ -230,7 +230,7 @@ def by_hand_then_scaler(model, opt, scaler, x, y):
 
 def scaler_then_by_hand(model, opt, scaler, x, y):
     backward(model, x, y, scaler)
-    scaler.step(opt.half)
+    scaler.step(opt.first_pass)
     backward(model, x, y)
     opt.step()
 
@@ -238,12 +238,23 @@ def scaler_then_by_hand(model, opt, scaler, x, y):
 def unscaled_for_the_wrong_half(model, opt, scaler, x, y):
     backward(model, x, y, scaler)
     scaler.unscale_(opt)
-    scaler.step(opt.half)
+    scaler.step(opt.first_pass)
     backward(model, x, y, scaler)
     scaler.step(opt)
 
 
-@pytest.mark.parametrize("road", [by_hand_then_scaler, scaler_then_by_hand, unscaled_for_the_wrong_half])
+def test_gradients_unscaled_for_the_wrong_half_are_refused_before_anything_moves():
+    model, opt = setup()
+    (x, y), *_ = data(1)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"would unscale them again: call scaler\.unscale_\(opt\.first_pass\)"):
+        unscaled_for_the_wrong_half(model, opt, make_scaler(), x, y)
+    assert same([p.detach() for p in model.parameters()], before)
+    scaled_iteration(model, opt, make_scaler(), x, y)
+    assert opt.stats().iterations == 1
+
+
+@pytest.mark.parametrize("road", [by_hand_then_scaler, scaler_then_by_hand])
 def test_passes_that_came_by_different_roads_are_refused(road):
     model, opt = setup()
     scaler = make_scaler()
@@ -261,8 +272,8 @@ def test_unscaling_both_passes_by_hand_through_the_scaler_is_right():
     scaler, other_scaler = make_scaler(), make_scaler()
     for x, y in data(3):
         backward(model, x, y, scaler)
-        scaler.unscale_(opt.half)
-        scaler.step(opt.half)
+        scaler.unscale_(opt.first_pass)
+        scaler.step(opt.first_pass)
         backward(model, x, y, scaler)
         scaler.unscale_(opt)
         scaler.step(opt)
@@ -294,7 +305,7 @@ def test_low_precision_parameters_are_measured_along_the_real_displacement(dtype
         moved = points[2].double() - points[1].double()
         G = 0.5 * G + 0.5 * (gradients[1] - gradients[0])
         curvature = (G @ moved / (1 - 0.5 ** (k + 1))).item()
-        assert math.isclose(opt.curvature.item(), curvature, rel_tol=1e-4, abs_tol=1e-9)
+        assert math.isclose(opt.curvature.item(), curvature / (moved @ moved).item(), rel_tol=1e-4, abs_tol=1e-9)
         gamma = (moved @ moved).item() / curvature if curvature > 0 else 2.0
         assert math.isclose(opt.gamma.item(), min(max(gamma, 1e-3), 1e3), rel_tol=1e-4)
     state = opt.state[theta]
@@ -318,7 +329,7 @@ def test_a_low_precision_parameter_without_a_second_gradient_counts_with_its_rea
                 G = opt.state[theta]["G"].double()
     assert moved[1] == 0, "0.1 is less than the rounding of 100"
     # the second measurement: G fades to half, its debias is 1 / (1 - 0.5^2)
-    assert opt.curvature.item() == pytest.approx((0.5 * G @ moved / 0.75).item(), rel=1e-6)
+    assert opt.curvature.item() == pytest.approx((0.5 * G @ moved / 0.75 / (moved @ moved)).item(), rel=1e-6)
 
 
 def test_the_warning_about_low_precision_comes_once():

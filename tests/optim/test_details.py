@@ -7,15 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import test_layout
 import torch
-from test_amp import backward, data, make_scaler, scaled_iteration, setup, values
-from test_safety import quadratic
-from test_twins import close, follow, twin_options
 from torch import nn
 
 import reference
 import steptuned
+import test_layout
 from compare import same
 from problems import Regression
 from steptuned import (
@@ -26,13 +23,14 @@ from steptuned import (
     StepTunedSGD,
     StochasticGV,
 )
-from steptuned.optim import flat, step_tuned_sgd
-
-SGD = "steptuned.optim.step_tuned_sgd"
+from steptuned.optim import bucket, flat, notices
+from test_amp import backward, data, make_scaler, scaled_iteration, setup, values
+from test_safety import quadratic
+from test_twins import close, follow, twin_options
 
 
 def test_layouts_that_change_between_the_passes(monkeypatch):
-    monkeypatch.setattr(f"{SGD}.LARGE", 1)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1)
     for options in ({}, {"weight_decay": 0.01}):
         runs = []
         for layouts in (
@@ -74,7 +72,7 @@ def test_a_bucket_is_on_one_device():
     params = [torch.ones(3, requires_grad=True), torch.ones(3, device="meta", requires_grad=True)]
     for p in params:
         p.grad = torch.ones_like(p)
-    buckets = StepTunedSGD(params)._gather(None)
+    buckets = bucket.gather(StepTunedSGD(params), None)
     assert [{p.device.type for p in b.params} for b in buckets] == [{"cpu"}, {"meta"}]
 
 
@@ -84,7 +82,7 @@ def test_foreach_false_is_one_after_the_other_and_full_bounds_lists(monkeypatch)
     monkeypatch.setattr(flat, "first_pass", lambda p, *rest: (sizes.append([t.numel() for t in p]), first_pass(p, *rest))[1])
     params = [torch.ones(4, requires_grad=True) for _ in range(5)]
     for foreach, full, expected in ((False, 1 << 24, [[4]] * 5), (None, 1 << 24, [[4] * 5]), (None, 8, [[4, 4], [4, 4], [4]])):
-        monkeypatch.setattr(f"{SGD}.FULL", full)
+        monkeypatch.setattr("steptuned.optim.bucket.FULL", full)
         sizes.clear()
         for p in params:
             p.grad = torch.ones(4)
@@ -94,7 +92,7 @@ def test_foreach_false_is_one_after_the_other_and_full_bounds_lists(monkeypatch)
 
 @pytest.mark.parametrize("full", [1, 7, 10])
 def test_lists_worked_on_in_parts_give_the_same(full, monkeypatch):
-    monkeypatch.setattr(f"{SGD}.FULL", full)
+    monkeypatch.setattr("steptuned.optim.bucket.FULL", full)
     params = [test_layout.tensor(part) for part in np.split(test_layout.START, [3, 8, 15, 20])]
     test_layout.assert_follows_the_twin(params, StepTunedSGD(params, **test_layout.OPTIONS))
 
@@ -105,15 +103,15 @@ class Sub(torch.Tensor):
 
 def test_a_subclass_is_not_worked_on_in_flat_memory():
     p = torch.ones(1 << 16).as_subclass(Sub)
-    assert not step_tuned_sgd._fits_chunks(p, torch.ones(1 << 16), {})
-    assert step_tuned_sgd._fits_chunks(torch.ones(1 << 16), torch.ones(1 << 16), {})
+    assert not bucket.fits_chunks(p, torch.ones(1 << 16), {})
+    assert bucket.fits_chunks(torch.ones(1 << 16), torch.ones(1 << 16), {})
 
 
 @pytest.mark.parametrize("grad_dtype", [torch.float64, torch.bfloat16])
 def test_gradients_of_another_dtype(grad_dtype, monkeypatch):
     runs = []
     for large in (1, 1 << 30):
-        monkeypatch.setattr(f"{SGD}.LARGE", large)
+        monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
         p = torch.linspace(-1, 2, 20).requires_grad_()
         p.grad_dtype = None
         opt = StepTunedSGD([p], lr=0.1)
@@ -168,14 +166,14 @@ def pending():
 def test_a_refused_closure_is_not_called_and_a_refused_body_does_not_run():
     _, opt = pending()
     calls = []
-    with pytest.raises(RuntimeError, match=r"step\(closure\) while"):
+    with pytest.raises(RuntimeError, match=r"step\(closure\) in the middle of an iteration"):
         opt.step(lambda: calls.append(1))
     assert not calls
 
 
 def test_refused_passes_do_not_run_their_body():
     _, opt = pending()
-    with pytest.raises(RuntimeError, match=r"passes\(\) while"):
+    with pytest.raises(RuntimeError, match=r"passes\(\) in the middle of an iteration"):
         opt.passes()
 
 
@@ -191,6 +189,7 @@ def test_one_group_with_lr_zero_is_not_the_initialiser():
 def test_the_initialiser_leaves_frozen_parameters_out():
     a, frozen = torch.ones(2, requires_grad=True), torch.ones(2)
     opt = StepTunedSGD([a, frozen], lr=0.0)
+    a.grad = torch.zeros_like(a)
     opt.step()
     assert a in opt.state
     assert frozen not in opt.state
@@ -204,7 +203,7 @@ def test_an_overflow_leaves_the_G_of_a_parameter_without_gradient(overflow):
     scaler = make_scaler()
     (x, y), *_ = data(1)
     for k in range(2):
-        for i, turn in enumerate((opt.half, opt)):
+        for i, turn in enumerate((opt.first_pass, opt)):
             backward(model, x, y, scaler, k == 1 and i in overflow)
             unused.grad = torch.full((3,), 1.0 + i) * scaler.get_scale() if k == 0 else None
             scaler.step(turn)
@@ -218,7 +217,7 @@ def test_an_overflow_leaves_the_G_of_a_parameter_without_gradient(overflow):
 def test_large_tensors_under_a_scaler(monkeypatch):
     runs = []
     for large in (1 << 30, 1):
-        monkeypatch.setattr(f"{SGD}.LARGE", large)
+        monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
         model, opt = setup()
         scaler = make_scaler()
         for k, (x, y) in enumerate(data(5)):
@@ -232,7 +231,7 @@ def test_a_gradient_of_one_pass_only_is_unscaled():
     opt = StepTunedSGD([theta, late], lr=0.1)
     scaler = make_scaler()
     scaler.scale(theta.sum()).backward()
-    scaler.step(opt.half)
+    scaler.step(opt.first_pass)
     scaler.scale(theta.sum() + late.sum()).backward()
     scaler.step(opt)
     torch.testing.assert_close(late.detach(), torch.full((2,), -0.1))
@@ -242,7 +241,7 @@ def test_unscaling_changes_no_gradient():
     model, opt = setup()
     scaler = make_scaler()
     (x, y), *_ = data(1)
-    for turn in (opt.half, opt):
+    for turn in (opt.first_pass, opt):
         backward(model, x, y, scaler)
         kept = [(p.grad, p.grad.clone()) for p in model.parameters()]
         scaler.step(turn)
@@ -252,12 +251,12 @@ def test_unscaling_changes_no_gradient():
 @pytest.mark.parametrize(
     "options",
     [
-        {"lr": 1.0, "max_grad_norm": 0.03, "bounds": (0.05, 10.0)},
-        {"lr": 1.0, "max_grad_norm": 0.03, "weight_decay": 0.02, "bounds": (0.05, 10.0)},
+        {"lr": 1.0, "max_grad_norm": 0.03, "bounds": (0.05, 10.0), "decay_every": 1},
+        {"lr": 1.0, "max_grad_norm": 0.03, "weight_decay": 0.02, "bounds": (0.05, 10.0), "decay_every": 1},
     ],
 )
 def test_clipping_in_chunks(options, monkeypatch):
-    monkeypatch.setattr(f"{SGD}.LARGE", 1)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1)
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
     problem = Regression()
     theta = torch.tensor(problem.start, requires_grad=True)
@@ -272,7 +271,7 @@ def test_clipping_in_chunks(options, monkeypatch):
 
 @pytest.mark.parametrize("large", [1, 1 << 30])
 def test_a_displacement_whose_square_overflows_is_ignored(large, monkeypatch):
-    monkeypatch.setattr(f"{SGD}.LARGE", large)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
     theta = torch.zeros(4, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-25, bounds=(0.5, 3.0), nu=1.5)
     for i in opt.passes():
@@ -309,12 +308,13 @@ def test_a_low_precision_parameter_without_second_gradient():
     G = opt.state[other]["G"].double() * 0.5
     Gt = opt.state[theta]["G"].double()
     start = other.detach().double(), theta.detach().double()
-    theta.grad, other.grad = (torch.full((3,), 0.013, dtype=torch.bfloat16) for _ in range(2))
+    theta.grad, other.grad = (torch.full((3,), 0.13, dtype=torch.bfloat16) for _ in range(2))
     opt.half_step()
     moved = other.detach().double() - start[0], theta.detach().double() - start[1]
-    theta.grad = torch.full((3,), 0.013, dtype=torch.bfloat16)
+    theta.grad = torch.full((3,), 0.13, dtype=torch.bfloat16)
     opt.step()
-    expected = (G @ moved[0] + 0.5 * Gt @ moved[1]).item() / (1 - 0.5**2)
+    square = (moved[0] @ moved[0] + moved[1] @ moved[1]).item()
+    expected = (G @ moved[0] + 0.5 * Gt @ moved[1]).item() / (1 - 0.5**2) / square
     assert math.isclose(opt.curvature.item(), expected, rel_tol=1e-5)
 
 
@@ -327,7 +327,7 @@ def test_the_displacement_itself_is_not_rounded():
     moved = theta.detach().double() - 1
     theta.grad = torch.full((3,), 0.5, dtype=torch.bfloat16)
     opt.step()
-    assert math.isclose(opt.curvature.item(), (-0.5 * moved).sum().item(), rel_tol=1e-6)
+    assert math.isclose(opt.curvature.item(), ((-0.5 * moved).sum() / (moved @ moved)).item(), rel_tol=1e-6)
 
 
 @pytest.mark.parametrize("size", [10, 1 << 16])
@@ -341,7 +341,7 @@ def test_a_gradient_in_memory_of_someone_else_is_copied(size, kind):
     buffer.fill_(7.0)
     theta.grad = torch.full((size,), 0.5)
     opt.step()
-    assert opt.curvature.item() == pytest.approx(0.05 * size, rel=1e-5)
+    assert opt.curvature.item() == pytest.approx(5.0, rel=1e-5), "dg = -0.5, dtheta = -0.1"
 
 
 def test_loading_forgets_what_was_held_by_reference():
@@ -439,7 +439,7 @@ def test_on_an_accelerator_a_bad_gradient_is_cleaned_too(bad, monkeypatch):
 
 
 def test_a_change_from_one_bound_to_the_other_begins_a_new_streak(monkeypatch):
-    monkeypatch.setattr(step_tuned_sgd, "STUCK", 5)
+    monkeypatch.setattr(notices, "STUCK", 5)
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-6, beta=0.0)
     for curvature, n, streak in ((100.0, 4, -4), (1e-3, 1, 1), (1e-3, 3, 4), (100.0, 1, -1)):
@@ -450,7 +450,7 @@ def test_a_change_from_one_bound_to_the_other_begins_a_new_streak(monkeypatch):
 
 
 def test_bounds_that_are_one_number_are_meant(monkeypatch):
-    monkeypatch.setattr(step_tuned_sgd, "STUCK", 5)
+    monkeypatch.setattr(notices, "STUCK", 5)
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1, nu=1.0, bounds=(1.0, 1.0))
     for _ in range(8):
@@ -470,19 +470,19 @@ def test_curvature_is_a_snapshot():
 
 
 def test_stats_before_the_first_iteration():
-    assert StepTunedSGD([torch.ones(2, requires_grad=True)]).stats() == (0, 0.0, 0.0, 0.0, 0)
+    assert StepTunedSGD([torch.ones(2, requires_grad=True)]).stats()[:5] == (0, 0.0, 0.0, 0.0, 0)
 
 
-def test_a_hundred_iterations_are_not_long():
+def test_the_warning_comes_after_a_hundred_iterations_at_a_bound():
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-6)
-    for _ in range(999):
+    for _ in range(99):
         for _ in opt.passes():
             theta.grad = 100.0 * theta.detach()
     theta.grad = 100.0 * theta.detach()
     opt.half_step()
     theta.grad = 100.0 * theta.detach()
-    with pytest.warns(UserWarning, match="lower lr"):
+    with pytest.warns(UserWarning, match="divide lr by"):
         opt.step()
 
 
@@ -493,7 +493,7 @@ def test_a_hundred_iterations_are_not_long():
         ("beta", 0.5),
         ("bounds", (0.1, 9.0)),
         ("delta", 0.1),
-        ("decay_every", None),
+        ("decay_every", 1),
         ("max_grad_norm", 1.0),
         ("replay_rng", False),
     ],
@@ -598,7 +598,7 @@ def test_companions_with_groups_kept_gradients_and_a_parameter_without(cls):
         BarzilaiBorweinGD: lambda: reference.barzilai_borwein(start, gradient, alpha=alpha),
         StochasticGV: lambda: reference.stochastic_gv(start, gradient, alpha=alpha, nu=2.0, m=0.5, M=2.0, delta=0.001),
     }[cls]()
-    for expected, gamma in islice(twin, 12):
+    for expected, gamma, *_ in islice(twin, 12):
         opt.zero_grad(set_to_none=False)
         for p in params[:2]:
             (torch.cos(1.3 * p).sum() / -1.3 + 0.1 * p.square().sum()).backward()
@@ -624,15 +624,11 @@ def test_a_copy_keeps_its_function():
 
 
 @pytest.mark.parametrize("cls", [StepTunedGD, BarzilaiBorweinGD, StochasticGV])
-def test_companions_refuse_sparse_and_complex(cls):
+def test_companions_refuse_sparse_gradients(cls):
     embedding = nn.Embedding(5, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match=f"{cls.__name__} supports neither"):
+    with pytest.raises(RuntimeError, match=f"{cls.__name__} does not support sparse gradients"):
         cls(embedding.parameters()).step()
-    z = torch.ones(3, dtype=torch.complex64, requires_grad=True)
-    z.abs().sum().backward()
-    with pytest.raises(RuntimeError, match="supports neither"):
-        cls([z]).step()
 
 
 def test_companions_return_the_loss():

@@ -1,11 +1,16 @@
 """No synchronisation in a step, one graph a pass, any scheduler, any kind of lr."""
 
+import contextlib
+import functools
+import shutil
+
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim import lr_scheduler
 
+import steptuned
 from steptuned import StepTunedSGD
 from steptuned.optim import flat
 
@@ -29,12 +34,14 @@ def test_no_step_looks_at_a_value_of_the_device(options, scaled):
         for half in (True, False):
             for p in model.parameters():
                 p.grad = torch.empty_like(p)
-            turn = opt.half if half else opt
+            turn = opt.first_pass if half else opt
             if scaled:
                 turn.grad_scale, turn.found_inf = torch.empty((), device="meta"), torch.empty((), device="meta")
             turn.step()
             if scaled:
                 del turn.grad_scale, turn.found_inf
+            assert opt.gamma.device == opt.raw_gamma.device == opt.curvature.device == torch.device("meta")
+            assert opt.param_groups[0]["effective_lr"].device.type == "meta"
     assert all(state["G"].device.type == "meta" for state in opt.state.values())
 
 
@@ -118,6 +125,117 @@ def test_a_compiled_model_in_a_closure_stays_compiled():
     assert counter.frame_count >= 1
 
 
+def by_passes(model, opt, x):
+    for _ in opt.passes():
+        opt.zero_grad()
+        (model(x) - x[:, :2]).square().mean().backward()
+
+
+def by_closure(model, opt, x):
+    def closure():
+        opt.zero_grad()
+        loss = (model(x) - x[:, :2]).square().mean()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+
+
+def by_hand(model, opt, x):
+    noise = steptuned.replay(opt)
+    opt.zero_grad()
+    (model(x) - x[:, :2]).square().mean().backward()
+    opt.half_step()
+    noise.rewind()
+    (model(x) - x[:, :2]).square().mean().backward()
+    opt.step()
+
+
+def compiled_run(step, what, make_layer, backend="aot_eager"):
+    """Parameters after some iterations with dropout or statistics, and how many graphs were compiled."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 9), make_layer(), nn.Linear(9, 2)).double()
+    opt = StepTunedSGD(model.parameters(), lr=0.1, bounds=(0.05, 20.0))
+    counter = CompileCounterWithBackend(backend)
+    used = torch.compile(model, backend=counter) if what == "model" else model
+    step = torch.compile(step, backend=counter) if what == "step" else step
+    for k in range(4):
+        step(used, opt, torch.randn(8, 5, generator=torch.Generator().manual_seed(k), dtype=torch.float64))
+    assert opt.stats().iterations == 4
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), counter.frame_count
+
+
+GRAPHS = {
+    ("model", by_passes): 1,
+    ("model", by_closure): 1,
+    ("model", by_hand): 1,
+    ("step", by_passes): 0,  # torch.compile skips a function with such a loop, and nn.Sequential's forward is not the user's
+    ("step", by_closure): 1,
+    ("step", by_hand): 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at the loss's
+@pytest.mark.parametrize(("what", "step"), GRAPHS, ids=[f"{what} {step.__name__}" for what, step in GRAPHS])
+def test_what_is_compiled_and_that_it_changes_nothing(what, step):
+    """The table of docs/recipes/training.md, with dropout: the masks of compiled code are replayed too."""
+    expected, _ = compiled_run(step, "nothing", lambda: nn.Dropout(0.3))
+    skipped = (what, step) == ("step", by_passes)
+    with pytest.warns(UserWarning, match=r"contains a passes\(\) loop") if skipped else contextlib.nullcontext():
+        actual, graphs = compiled_run(step, what, lambda: nn.Dropout(0.3))
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    assert graphs == GRAPHS[what, step]
+
+
+def test_a_compiled_body_is_compiled_once_for_both_passes():
+    def body(model, x):
+        loss = (model(x) - x[:, :2]).square().mean()
+        loss.backward()
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(body, backend=counter)
+
+    def step(model, opt, x, body=body):
+        for _ in opt.passes():
+            opt.zero_grad()
+            body(model, x)
+
+    expected, _ = compiled_run(step, "nothing", nn.Tanh)
+    actual, _ = compiled_run(functools.partial(step, body=compiled), "nothing", nn.Tanh)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    assert counter.frame_count == 1
+
+
+def test_frozen_statistics_compile_a_model_once_for_each_pass():
+    def step(model, opt, x):
+        for _ in opt.passes(freeze=model):
+            opt.zero_grad()
+            (model(x) - x[:, :2]).square().mean().backward()
+
+    expected, _ = compiled_run(step, "nothing", lambda: nn.BatchNorm1d(9))
+    actual, graphs = compiled_run(step, "model", lambda: nn.BatchNorm1d(9))
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    assert graphs == 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_dropout_compiled_by_inductor_draws_the_same_masks_in_both_passes():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 1))
+    opt = StepTunedSGD(model.parameters(), lr=0.1)
+    compiled, x = torch.compile(model), torch.randn(8, 6)
+
+    def closure():
+        opt.zero_grad()
+        compiled(x).square().mean().backward()
+
+    found = steptuned.check(opt, closure)
+    assert found, found
+
+
 SCHEDULERS = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda k: 0.9**k),
     "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda k: 0.95),
@@ -167,7 +285,7 @@ def test_every_scheduler_of_torch_drives_the_step(name, as_tensor):
 def test_long_lists_are_worked_on_in_parts(monkeypatch):
     model, opt = make(foreach=True)
     expected = train(model, opt)
-    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.FULL", 20)
+    monkeypatch.setattr("steptuned.optim.bucket.FULL", 20)
     lengths = []
     first_pass = flat.first_pass
     monkeypatch.setattr(flat, "first_pass", lambda params, *rest: lengths.append(len(params)) or first_pass(params, *rest))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from steptuned import ArmijoGD, BarzilaiBorweinGD, ExactGV, ExpectedGV, StepTunedGD, StepTunedSGD, StochasticGV
-from steptuned.optim import step_tuned_sgd
+from steptuned.optim import notices
 
 
 def test_gamma_and_curvature_are_snapshots():
@@ -20,8 +20,8 @@ def test_gamma_and_curvature_are_snapshots():
         theta.grad = 0.25 * theta.detach()
     history.append(opt.gamma)
     assert [h.item() for h in history] == [1.0, pytest.approx(4.0)]
-    # dtheta = -0.1 * 0.25 theta; curvature = dtheta' H dtheta
-    assert opt.curvature.item() == pytest.approx(0.25 * 2 * 0.025**2)
+    assert opt.curvature.item() == pytest.approx(0.25), "that of J, whatever the step"
+    assert opt.raw_gamma.item() == pytest.approx(4.0)
 
 
 def run(opt, theta, iterations, curvature=1.0):
@@ -30,16 +30,59 @@ def run(opt, theta, iterations, curvature=1.0):
             theta.grad = curvature * theta.detach()
 
 
+def test_stats_have_quartiles_of_the_raw_gamma_over_the_last_100_iterations():
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-6, beta=0.0)
+    opt._warned.add("stuck")
+    assert all(map(math.isnan, opt.stats().raw_gamma))
+    run(opt, theta, 60, 0.1)
+    assert opt.stats().raw_gamma == pytest.approx((10.0, 10.0, 10.0), rel=1e-6)
+    run(opt, theta, 60, 0.2)
+    assert opt.stats().raw_gamma == pytest.approx((5.0, 5.0, 10.0), rel=1e-6), "40 of 10, 60 of 5"
+    run(opt, theta, 40, 0.2)
+    assert opt.stats().raw_gamma == pytest.approx((5.0, 5.0, 5.0), rel=1e-6)
+    assert opt.gamma == 2.0, "clipped"
+
+
+def test_an_ignored_measurement_is_not_among_the_raw_gammas():
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-6, beta=0.0)
+    run(opt, theta, 3, 0.1)
+    for i in opt.passes():
+        theta.grad = torch.full_like(theta, 1e200 * i)
+    assert opt.stats().ignored == 1
+    assert opt.stats().raw_gamma == pytest.approx((10.0, 10.0, 10.0), rel=1e-6)
+    assert opt.raw_gamma.item() == pytest.approx(10.0, rel=1e-6)
+
+
+def test_effective_lr_is_the_step_of_each_group_in_the_last_iteration():
+    a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    opt = StepTunedSGD([{"params": [a]}, {"params": [b], "lr": 0.01}], lr=0.1, delta=0.0, decay_every=1)
+    assert [group["effective_lr"].item() for group in opt.param_groups] == [0.0, 0.0]
+    gamma, seen = 1.0, []
+    for k in range(3):
+        before = a.detach().clone()
+        for i in opt.passes():
+            a.grad, b.grad = 0.7 * a.detach(), 0.7 * b.detach()
+            first = a.detach() - before if i else None
+        used = 0.1 * gamma / (1 + k) ** 0.5
+        assert torch.allclose(first, -used * 0.7 * before, rtol=1e-12)
+        seen.append(opt.param_groups[0]["effective_lr"])
+        assert opt.param_groups[1]["effective_lr"].item() == pytest.approx(used / 10)
+        gamma = opt.gamma.item()
+    assert len({step.item() for step in seen}) == 3, "each iteration leaves a tensor of its own"
+
+
 @pytest.mark.parametrize(
     ("curvature", "message"),
     [
-        (100.0, r"lower bound 0\.5 for \d+ iterations.*lower lr"),
-        (1e-3, r"upper bound 2\.0 for \d+ iterations.*raise lr"),
-        (-1.0, r"upper bound 2\.0 for \d+ iterations.*curvature is negative.*lower nu"),
+        (100.0, r"lower bound 0\.5 for \d+ iterations.*step 0\.5 x lr.*bounds=\(0\.0\d+, 0\.0\d+\), and divide lr by 0\.0"),
+        (1e-3, r"upper bound 2\.0 for \d+ iterations.*step 2 x lr.*bounds=\(5\.\de\+02, 2e\+03\)"),
+        (-1.0, r"upper bound 2\.0 for \d+ iterations.*mostly not positive.*lower nu"),
     ],
 )
 def test_gamma_stuck_at_a_bound_is_warned_about_once_with_the_knob_to_turn(curvature, message, monkeypatch):
-    monkeypatch.setattr(step_tuned_sgd, "STUCK", 20)
+    monkeypatch.setattr(notices, "STUCK", 20)
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-6)
     run(opt, theta, 19, curvature)
@@ -53,21 +96,19 @@ def test_gamma_stuck_at_a_bound_is_warned_about_once_with_the_knob_to_turn(curva
         opt.stats()
 
 
-@pytest.mark.parametrize("look", [lambda opt: opt.gamma, lambda opt: opt.stats()])
-def test_where_a_step_may_not_look_the_warning_comes_when_gamma_or_stats_are_read(look, monkeypatch):
-    monkeypatch.setattr(step_tuned_sgd, "STUCK", 20)
+def test_where_a_step_may_not_look_the_warning_comes_when_stats_are_read(monkeypatch):
+    monkeypatch.setattr(notices, "STUCK", 20)
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-6)
-    warn = opt._warn_if_stuck
-    monkeypatch.setattr(opt, "_warn_if_stuck", lambda: None)
-    run(opt, theta, 25, 100.0)
-    monkeypatch.setattr(opt, "_warn_if_stuck", warn)
-    with pytest.warns(UserWarning, match="lower lr"):
-        look(opt)
+    with monkeypatch.context() as patched:
+        patched.setattr("steptuned.optim.halves.warn_if_stuck", lambda opt: None)
+        run(opt, theta, 25, 100.0)
+    with pytest.warns(UserWarning, match="divide lr by"):
+        opt.stats()
 
 
 def test_gamma_that_leaves_a_bound_now_and_then_is_not_stuck(monkeypatch):
-    monkeypatch.setattr(step_tuned_sgd, "STUCK", 5)
+    monkeypatch.setattr(notices, "STUCK", 5)
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-3, beta=0.0)
     for k in range(30):

@@ -10,7 +10,7 @@ from torch import nn
 import steptuned
 from compare import same
 from steptuned import StepTunedSGD
-from steptuned.replay import Replay
+from steptuned.rng import Replay
 
 
 def dropout_network():
@@ -110,7 +110,7 @@ def test_step_with_a_closure_returns_the_loss_of_the_first_pass():
 
 
 def masked_curvature(model, x, y, seed):
-    """dtheta' (g1 - g0) of the loss with its dropout masks held fixed, and dtheta' (g1 - g0) with new masks in the second pass."""
+    """<dtheta, g1 - g0> / |dtheta|^2 of the loss with its dropout masks held fixed."""
     params = list(model.parameters())
 
     def gradient(seed):
@@ -122,7 +122,7 @@ def masked_curvature(model, x, y, seed):
         for p, g in zip(params, g0, strict=True):
             p.sub_(0.1 * g)
     g1 = gradient(seed)
-    return sum((-0.1 * a * (b - a)).sum() for a, b in zip(g0, g1, strict=True)).item()
+    return (sum((a * (a - b)).sum() for a, b in zip(g0, g1, strict=True)) / sum(0.1 * a.square().sum() for a in g0)).item()
 
 
 @pytest.mark.parametrize("form", [with_closure, with_passes])
@@ -216,12 +216,57 @@ def test_step_without_a_half_step_is_an_error_that_names_the_way_out():
     refused(opt, model, re.escape("call opt.half_step() between"), opt.step)
 
 
-def test_a_half_step_without_a_backward_is_an_error():
+def test_an_iteration_without_any_gradient_does_nothing_and_is_counted():
     model = dropout_network()
     opt = StepTunedSGD(model.parameters(), lr=0.1)
-    refused(opt, model, "run the first backward", opt.half_step)
-    with pytest.raises(RuntimeError, match="run the first backward"):
-        opt.step(lambda: criterion(model, *batches(1)[0]))  # a closure that forgets to back-propagate
+    (x, y), *_ = batches(1)
+    with_passes(model, opt, x, y)
+    opt.zero_grad()
+    before, state = flat(model), copy.deepcopy(opt.state_dict())
+    opt.step(lambda: None)
+    for _ in opt.passes():
+        pass
+    opt.half_step()
+    opt.step()
+    assert torch.equal(flat(model), before)
+    after = opt.state_dict()
+    assert same(after["state"], state["state"])
+    assert [group.pop("skipped") for group in (*after["param_groups"], *state["param_groups"])] == [3, 0]
+    assert same(after["param_groups"], state["param_groups"])
+    assert (opt.stats().iterations, opt.stats().skipped) == (1, 3)
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+@pytest.mark.parametrize("form", ["closure", "passes", "hand"])
+def test_gradients_in_only_one_pass_are_an_error_in_the_words_of_the_form(form, which):
+    model = dropout_network()
+    opt = StepTunedSGD(model.parameters(), lr=0.1)
+    (x, y), *_ = batches(1)
+    turns = iter([which == "first", which == "second"])
+
+    def body():
+        opt.zero_grad()
+        if next(turns):
+            criterion(model, x, y).backward()
+
+    def by_hand():
+        body()
+        opt.half_step()
+        body()
+        opt.step()
+
+    def by_passes():
+        for _ in opt.passes():
+            body()
+
+    words = {"closure": r"the closure made gradients in its {} call", "passes": r"the body of passes\(\) made gradients in its {}"}
+    expected = words.get(form, r"gradients in the {} pass.*before both half_step\(\) and step\(\)").format(which)
+    with pytest.raises(RuntimeError, match=expected) as caught:
+        {"closure": lambda: opt.step(body), "passes": by_passes, "hand": by_hand}[form]()
+    assert ("half_step" in str(caught.value)) == (form == "hand")
+    opt.cancel()
+    with_passes(model, opt, x, y)
+    assert (opt.stats().iterations, opt.stats().skipped) == (1, 0)
 
 
 def test_two_half_steps_in_a_row_are_an_error_that_names_cancel(pending):
@@ -234,7 +279,10 @@ def test_a_closure_while_a_half_step_is_pending_is_an_error_that_names_cancel(pe
     model, opt, *_ = pending
     called = []
     refused(
-        opt, model, re.escape("step(closure) while a half step is pending") + ".*cancel", lambda: opt.step(lambda: called.append(1))
+        opt,
+        model,
+        re.escape("step(closure) in the middle of an iteration") + ".*cancel",
+        lambda: opt.step(lambda: called.append(1)),
     )
     assert not called
 
@@ -246,7 +294,7 @@ def test_passes_while_a_half_step_is_pending_is_an_error_that_names_cancel(pendi
 
 def test_a_step_without_a_second_backward_is_an_error(pending):
     model, opt, x, y = pending
-    refused(opt, model, "run the second backward", opt.step)
+    refused(opt, model, "none in the second: run a backward of the same mini-batch", opt.step)
     criterion(model, x, y).backward()
     opt.step()
     assert opt.stats().iterations == 1

@@ -49,7 +49,7 @@ def assert_follows_the_twin(params, opt, order=None, start=0):
             p.grad = torch.empty_like(p).copy_(torch.from_numpy(part).reshape(p.shape))
 
     for k in range(start, ITERATIONS):
-        half, whole, gamma, _ = EXPECTED[k]
+        half, whole, gamma, *_ = EXPECTED[k]
         backward(k)
         opt.half_step()
         np.testing.assert_allclose(theta(), half, rtol=1e-10, atol=1e-11)
@@ -64,7 +64,7 @@ def tensor(values, shape=None):
 
 
 def test_the_twin_here_meets_both_signs_and_the_inside_of_the_bounds():
-    gammas = np.array([gamma for *_, gamma, _ in EXPECTED])
+    gammas = np.array([gamma for _, _, gamma, *_ in EXPECTED])
     curvatures = np.array([curvature for *_, curvature in EXPECTED])
     assert (curvatures <= 0).any()
     assert (curvatures > 0).any()
@@ -86,7 +86,7 @@ def test_any_cut_into_tensors_groups_and_orders_gives_the_same(data):
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("large", [1, 1 << 16])
 def test_scalars_empty_and_shaped_tensors_give_the_same(foreach, large, monkeypatch):
-    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", large)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 5)
     params = [tensor(START[:1], ()), tensor(START[1:1], (0, 3)), tensor(START[1:13], (3, 4)), tensor(START[13:], (11, 1))]
     assert_follows_the_twin(params, StepTunedSGD(params, foreach=foreach, **OPTIONS))
@@ -109,12 +109,12 @@ def noncontiguous(values, kind):
 @pytest.mark.parametrize("large", [1, 1 << 16])
 @pytest.mark.parametrize("gradient_layout", ["as the parameter", "contiguous"])
 def test_memory_layout_gives_the_same(kind, foreach, large, gradient_layout, monkeypatch):
-    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", large)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 5)
     p = noncontiguous(START, kind)
     opt = StepTunedSGD([p], foreach=foreach, **OPTIONS)
     for k in range(ITERATIONS):
-        half, whole, gamma, _ = EXPECTED[k]
+        half, whole, gamma, *_ = EXPECTED[k]
         for i, target in enumerate((half, whole)):
             g = torch.from_numpy(gradient(k, p.detach().reshape(-1).numpy())).reshape(p.shape)
             p.grad = torch.empty_like(p).copy_(g) if gradient_layout == "as the parameter" else g.contiguous()
@@ -137,7 +137,7 @@ def test_frozen_parameters_beside_the_others_change_nothing():
 @pytest.mark.parametrize("large", [1, 1 << 16])
 def test_a_group_added_later_begins_with_G_zero(large, monkeypatch):
     """As if it had been there from the start with no gradient."""
-    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", large)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
     a, b = tensor(START[:16]), tensor(START[16:])
 
     def backward():
@@ -168,7 +168,7 @@ def test_a_group_added_later_begins_with_G_zero(large, monkeypatch):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_a_parameter_without_a_gradient_in_a_pass_counts_as_dg_zero(large, weight_decay, monkeypatch):
     """In both passes: not moved, not decayed. In one: moved by that one only. Its part of G fades all the same."""
-    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", large)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
     rng = np.random.default_rng(3)
     theta = {name: rng.standard_normal(4) for name in "abcd"}
     G = {name: np.zeros(4) for name in "abcd"}
@@ -200,7 +200,7 @@ def test_a_parameter_without_a_gradient_in_a_pass_counts_as_dg_zero(large, weigh
         curvature = sum(G[name] @ moved[name] for name in theta) / (1 - 0.6 ** (k + 1))
         square = sum(d @ d for d in moved.values())
         gamma = min(max(square / curvature if curvature > 0 else 2.0, 1e-3), 1e3)
-        np.testing.assert_allclose(opt.curvature.item(), curvature, rtol=1e-10)
+        np.testing.assert_allclose(opt.curvature.item(), curvature / square, rtol=1e-10)
         np.testing.assert_allclose(opt.gamma.item(), gamma, rtol=1e-10)
 
 
@@ -213,10 +213,8 @@ def test_sparse_and_complex_gradients_are_refused_in_one_sentence():
         opt.half_step()
     assert torch.equal(embedding.weight, before)
 
-    z = torch.ones(3, dtype=torch.complex64, requires_grad=True)
-    z.abs().sum().backward()
-    with pytest.raises(RuntimeError, match="does not support complex"):
-        StepTunedSGD([z], lr=0.1).half_step()
+    with pytest.raises(ValueError, match="StepTunedSGD does not support complex"):
+        StepTunedSGD([torch.ones(3, dtype=torch.complex64, requires_grad=True)], lr=0.1)
 
 
 @settings(max_examples=40, deadline=None)
@@ -262,4 +260,4 @@ def test_gamma_does_not_depend_on_the_mini_batch_it_is_used_on(seed, scale):
                 assert torch.equal(before, half)
     assert steps[0][0] == steps[1][0]
     for gamma, second in steps:
-        np.testing.assert_allclose(second, gamma, rtol=1e-8)
+        np.testing.assert_allclose(second, gamma, rtol=1e-7)

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
+
+import ranks
 
 HERE = Path(__file__).parent
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}

@@ -86,7 +86,7 @@ def test_the_first_pass_of_max_grad_norm_is_clip_grad_norm_and_sgd():
 @pytest.mark.parametrize("where", ["first", "second", "both"])
 @pytest.mark.parametrize("how", ["lists", "in chunks"])
 def test_one_gradient_that_is_not_finite_does_not_poison_what_follows(bad, where, how, monkeypatch):
-    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", 1 if how == "in chunks" else 1 << 30)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1 if how == "in chunks" else 1 << 30)
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 6)
     H, theta = quadratic()
     start = theta.detach().clone()
@@ -129,7 +129,7 @@ def test_one_gradient_that_is_not_finite_does_not_poison_what_follows(bad, where
 @pytest.mark.parametrize("spike", [[1e15, torch.inf], [1e22, 1e22]], ids=["beside an infinite one", "whose square overflows"])
 def test_a_measurement_that_is_ignored_leaves_nothing_in_G(how, spike, monkeypatch):
     """Also not the huge, finite part of it, which would rule G for hundreds of iterations."""
-    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", 1 if how == "in chunks" else 1 << 30)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1 if how == "in chunks" else 1 << 30)
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1, beta=0.9)
     for k in range(10):
@@ -153,7 +153,7 @@ def test_a_displacement_too_long_to_be_squared_is_ignored():
 @pytest.mark.parametrize("how", ["lists", "in chunks"])
 @pytest.mark.parametrize("cause", ["lr 0", "zero gradient"])
 def test_a_zero_displacement_is_no_division_by_zero(how, cause, monkeypatch):
-    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", 1 if how == "in chunks" else 1 << 30)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1 if how == "in chunks" else 1 << 30)
     H, theta = quadratic()
     before = theta.detach().clone()
     opt = StepTunedSGD([theta], lr=0.0 if cause == "lr 0" else 0.1, nu=1.5)

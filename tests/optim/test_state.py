@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 
 import pytest
@@ -250,6 +251,38 @@ def test_an_older_state_without_an_option_takes_the_default():
     _, other = make()
     other.load_state_dict(saved)
     assert other.param_groups[0]["replay_rng"] is True
+
+
+def test_a_checkpoint_from_before_raw_gamma_goes_on_with_the_same_numbers():
+    torch.manual_seed(0)
+    start = torch.randn(4, dtype=torch.float64)
+
+    def make():
+        theta = start.clone().requires_grad_()
+        return theta, StepTunedSGD([theta], lr=0.3, bounds=(0.05, 20.0))
+
+    def run(theta, opt, iterations):
+        for _ in range(iterations):
+            for _ in opt.passes():
+                theta.grad = torch.sin(3 * theta.detach()) + 0.1 * theta.detach()
+
+    theta, opt = make()
+    run(theta, opt, 5)
+    old = opt.state_dict()
+    for group in old["param_groups"]:
+        del group["raw_gamma"], group["recent"]
+        group["step"] = group.pop("effective_lr")
+    other, loaded = make()
+    other.data.copy_(theta.data)
+    loaded.load_state_dict(old)
+    assert math.isnan(loaded.raw_gamma)
+    assert math.isnan(loaded.curvature), "it was in another unit"
+    assert loaded.param_groups[0]["effective_lr"] == opt.param_groups[0]["effective_lr"]
+    run(theta, opt, 5)
+    run(other, loaded, 5)
+    assert torch.equal(theta, other)
+    assert torch.equal(loaded.raw_gamma, opt.raw_gamma)
+    assert loaded.state_dict()["param_groups"][0].keys() == opt.state_dict()["param_groups"][0].keys()
 
 
 def test_a_model_made_double_in_mid_run_goes_on():

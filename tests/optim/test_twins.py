@@ -11,6 +11,7 @@ from problems import Network, Regression
 from steptuned import ArmijoGD, BarzilaiBorweinGD, ExactGV, ExpectedGV, StepTunedGD, StepTunedSGD, StochasticGV
 
 ITERATIONS = 250
+pytestmark = pytest.mark.filterwarnings("ignore:gamma has been at")
 
 
 def close(actual, expected):
@@ -25,8 +26,8 @@ def joined(params):
 
 def follow(opt, params, loss, twin):
     """Run the optimizer beside its twin. Returns the gammas and curvatures."""
-    gammas, curvatures = [], []
-    for k, (half, whole, gamma, curvature) in enumerate(islice(twin, ITERATIONS)):
+    gammas, curvatures, raws = [], [], []
+    for k, (half, whole, gamma, step, raw, curvature) in enumerate(islice(twin, ITERATIONS)):
         opt.zero_grad()
         loss(k).backward()
         opt.half_step()
@@ -35,9 +36,15 @@ def follow(opt, params, loss, twin):
         opt.step()
         close(joined(params), whole)
         close(opt.gamma.item(), gamma)
+        for group, expected in zip(opt.param_groups, dict.fromkeys(np.ravel(step)), strict=True):
+            close(group["effective_lr"].item(), expected)
         gammas.append(gamma)
         curvatures.append(curvature)
-        assert abs(opt.curvature.item() - curvature) <= 1e-8 * abs(curvature) + 1e-14
+        raws.append(raw)
+        # Where the curvature is nearly zero, rounding of its terms rules it and its inverse.
+        assert abs(opt.curvature.item() - curvature) <= 1e-8 * abs(curvature) + 1e-10
+        assert abs(1 / opt.raw_gamma.item() - 1 / raw) <= 1e-8 / raw + 1e-10
+    np.testing.assert_allclose(opt.stats().raw_gamma, np.quantile(raws[-100:], (0.25, 0.5, 0.75)), rtol=1e-6)
     return np.array(gammas), np.array(curvatures)
 
 
@@ -71,7 +78,7 @@ def twin_options(lr, weight_decay=0.0, maximize=False, bounds=(0.5, 2.0), max_gr
 
 @pytest.mark.parametrize("name", REGRESSION)
 def test_step_tuned_sgd_is_algorithm_2_on_the_regression(name):
-    problem, options = Regression(), REGRESSION[name]
+    problem, options = Regression(), {"decay_every": 1, **REGRESSION[name]}
     theta = torch.tensor(problem.start, requires_grad=True)
     opt = StepTunedSGD([theta], **options)
     twin = reference.step_tuned_sgd(problem.start, problem.gradient, **twin_options(**options))
@@ -99,9 +106,9 @@ def test_the_runs_meet_negative_curvature_and_both_bounds():
 @pytest.mark.parametrize(
     "options",
     [
-        {"lr": 0.3},
+        {"lr": 0.3, "decay_every": 1},
         {"lr": 0.2, "weight_decay": 0.01, "bounds": (0.1, 10.0), "decay_every": 12.5},
-        {"lr": 0.2, "beta": 0.0, "nu": 1.0, "bounds": (0.2, 5.0)},
+        {"lr": 0.2, "beta": 0.0, "nu": 1.0, "bounds": (0.2, 5.0), "decay_every": 1},
         {"lr": 0.5, "max_grad_norm": 0.1, "decay_every": 50},
     ],
 )
@@ -128,11 +135,11 @@ def test_groups_with_their_own_lr_and_weight_decay_share_one_gamma():
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_large_tensors_take_the_way_in_chunks_and_give_the_same(monkeypatch, weight_decay):
-    monkeypatch.setattr("steptuned.optim.step_tuned_sgd.LARGE", 2)
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", 2)
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
     problem = Network()
     params = [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
-    opt = StepTunedSGD(params, lr=0.3, weight_decay=weight_decay, bounds=(0.05, 20.0))
+    opt = StepTunedSGD(params, lr=0.3, weight_decay=weight_decay, bounds=(0.05, 20.0), decay_every=1)
     monkeypatch.setattr("steptuned.optim.flat.first_pass", None)
     twin = reference.step_tuned_sgd(problem.start, problem.gradient, alpha=0.3, decay=weight_decay, m=0.05, M=20.0)
     follow(opt, params, lambda k: problem.torch_loss(k, *params), twin)
@@ -140,12 +147,17 @@ def test_large_tensors_take_the_way_in_chunks_and_give_the_same(monkeypatch, wei
 
 def descend(opt, theta, loss, twin, iterations=ITERATIONS):
     signs = set()
-    for k, (expected, gamma, *_) in enumerate(islice(twin, iterations)):
+    for k, (expected, gamma, *diagnostics) in enumerate(islice(twin, iterations)):
         opt.zero_grad()
         loss(k).backward()
         opt.step()
         close(theta.detach(), expected)
         close(opt.gamma.item(), gamma)
+        if diagnostics:
+            step, raw, curvature = diagnostics
+            close(opt.param_groups[0]["effective_lr"].item(), step)
+            np.testing.assert_allclose(opt.curvature.item(), curvature, rtol=1e-7, atol=1e-10)
+            np.testing.assert_allclose(1 / opt.raw_gamma.item(), 1 / raw, rtol=1e-7, atol=1e-10)
         if k:
             signs.add(bool(opt.curvature > 0))
     assert signs == {True, False}

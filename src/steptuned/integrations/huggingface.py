@@ -1,36 +1,54 @@
 """Step-Tuned SGD under the Trainer of Hugging Face's transformers."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import SchedulerType, Trainer, TrainingArguments
 
-from steptuned import StepTunedSGD
+from steptuned import StepTunedSGD, frozen_statistics, replay
+from steptuned.integrations import diagnostics
+from steptuned.optim.arguments import warn
 from steptuned.optim.scaling import all_or_nothing
+from steptuned.rng import Replay
 
 
 class StepTunedTrainer(Trainer):
     """A Trainer whose optimizer is `steptuned.StepTunedSGD`.
 
-    Each update takes two passes over its micro-batches, all ``gradient_accumulation_steps`` of them, with the same random numbers.
-    An update is one ``global_step`` and one step of the scheduler; tokens are counted once. The loss that is logged is the one of
-    the first pass, ``grad_norm`` the one of the second; ``gamma`` and ``curvature`` are logged beside them.
+    Each update takes two passes over all of its micro-batches (``gradient_accumulation_steps``),
+    with the same random numbers. An update is one ``global_step`` and one step of the scheduler;
+    tokens are counted once.
 
-    From `transformers.TrainingArguments` the optimizer takes ``learning_rate``, ``weight_decay`` and ``max_grad_norm``; the
-    Trainer itself clips nothing. Decay is left to the Trainer's scheduler. Other options: ``optimizer_cls_and_kwargs=(StepTunedSGD,
-    {...})`` or ``optimizers=(StepTunedSGD(...), scheduler)``. Where such an optimizer has a ``max_grad_norm`` of its own, that one
-    counts.
+    The logged ``loss`` is from the first pass, ``grad_norm`` from the second. With them, at the
+    Trainer's logging interval, come ``gamma``, ``curvature`` and ``effective_lr`` (the learning
+    rate times gamma) of the last update, and ``raw_gamma`` (its median over the last 100 updates),
+    ``negative``, ``at_lower``, ``at_upper``, ``ignored`` and ``skipped``, as in
+    `steptuned.StepTunedSGD.stats`. With several parameter groups (the Trainer makes two, for weight
+    decay) ``effective_lr`` becomes ``effective_lr/pg1``, ``effective_lr/pg2``, and so on.
 
-    Refused: fp16 (bf16 is fine), DeepSpeed, FSDP 1, DataParallel (several GPUs in one process), context parallelism, another
-    optimizer.
+    The optimizer takes ``learning_rate``, ``weight_decay`` and ``max_grad_norm`` from
+    `transformers.TrainingArguments`; the Trainer itself does not clip. For other options, use
+    ``optimizer_cls_and_kwargs=(StepTunedSGD, {...})`` or ``optimizers=(StepTunedSGD(...), None)``.
+    An optimizer that has its own ``max_grad_norm`` keeps it.
+
+    To combine with another Trainer, such as `transformers.Seq2SeqTrainer`, inherit from both, this
+    class first.
+
+    Not supported: fp16 (use bf16), DeepSpeed, FSDP 1, DataParallel (several GPUs in one process),
+    context parallelism, and other optimizers.
+
+    Args:
+        freeze_statistics: leave the running statistics of BatchNorm and other layers alone in the
+            second pass; see `steptuned.frozen_statistics`.
+        *args: passed on to the Trainer, as are all other keyword arguments.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, freeze_statistics: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._micro_batches: list[tuple[Callable[[], None], int, Any, Any]] = []
+        self.freeze_statistics = freeze_statistics
+        self._micro_batches: list[tuple[Replay, int, Any, Any]] = []
         if self.optimizer is not None:
             _inner(self.optimizer)
 
@@ -38,7 +56,7 @@ class StepTunedTrainer(Trainer):
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, Any]:
-        return StepTunedSGD, {"lr": args.learning_rate, "decay_every": None}
+        return StepTunedSGD, {"lr": args.learning_rate}
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(*args, **kwargs)
@@ -46,6 +64,26 @@ class StepTunedTrainer(Trainer):
             if group["max_grad_norm"] is None and self.args.max_grad_norm:
                 group["max_grad_norm"] = self.args.max_grad_norm
         return optimizer
+
+    def create_scheduler(
+        self,
+        num_training_steps: int,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Any:
+        is_given = self.lr_scheduler is not None
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        opt = _inner(self.optimizer if optimizer is None else optimizer)
+        decay_every = opt.param_groups[0]["decay_every"]
+        if not is_given and decay_every is not None:
+            # The optimizer would warn of every scheduler, and the Trainer always makes one.
+            opt._warned.add("schedule")
+            name = SchedulerType(self.args.lr_scheduler_type).value
+            if name not in ("constant", "constant_with_warmup"):
+                warn(
+                    f"decay_every={decay_every} and lr_scheduler_type={name!r} both lower the "
+                    "step: leave decay_every out, or use lr_scheduler_type='constant'"
+                )
+        return scheduler
 
     def create_accelerator_and_postprocess(self) -> None:
         _refuse(self.args)
@@ -66,8 +104,8 @@ class StepTunedTrainer(Trainer):
         """A micro-batch of the first pass; the last one is followed by all of the second pass."""
         opt = self._step_tuned
         with all_or_nothing(self._drop):
-            rewind, steps = opt._remember_noise(), self.current_gradient_accumulation_steps
-            self._micro_batches.append((rewind, steps, inputs, num_items_in_batch))
+            noise, steps = replay(opt), self.current_gradient_accumulation_steps
+            self._micro_batches.append((noise, steps, inputs, num_items_in_batch))
             loss = super().training_step(model, inputs, num_items_in_batch)
             if self.accelerator.sync_gradients:
                 opt.half_step()
@@ -77,11 +115,13 @@ class StepTunedTrainer(Trainer):
     def _second_pass(self, model: nn.Module) -> None:
         micro_batches, self._micro_batches = self._micro_batches, []
         sync_each = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
-        for i, (rewind, steps, inputs, num_items_in_batch) in enumerate(micro_batches, start=1):
+        frozen = model if self.freeze_statistics else None
+        for i, (noise, steps, inputs, num_items_in_batch) in enumerate(micro_batches, start=1):
             alone = i < len(micro_batches) and not sync_each
             self.current_gradient_accumulation_steps = steps
-            with self.accelerator.no_sync(model) if alone else contextlib.nullcontext():
-                rewind()
+            sync = self.accelerator.no_sync(model) if alone else contextlib.nullcontext()
+            with sync, frozen_statistics(frozen):
+                noise.rewind()
                 super().training_step(model, inputs, num_items_in_batch)
 
     def _drop(self) -> None:
@@ -92,7 +132,9 @@ class StepTunedTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:
-            logs |= {"gamma": self._step_tuned.gamma.item(), "curvature": self._step_tuned.curvature.item()}
+            values = diagnostics.measurements(self._step_tuned)
+            logs |= {name: value.item() for name, value in values.items()}
+            logs |= diagnostics.summary(self._step_tuned)
         super().log(logs, *args, **kwargs)
 
 

@@ -4,11 +4,18 @@ Return `steptuned.StepTunedSGD` from ``configure_optimizers`` and give the Train
 
     trainer = Trainer(callbacks=[StepTuned()], gradient_clip_val=1.0)
 
-Lightning hands the optimizer a closure, and the optimizer calls it twice. One mini-batch is one ``global_step`` and one step of a
-scheduler. What runs inside the closure runs twice: ``training_step``, ``on_before_zero_grad``, ``on_before_backward``,
-``on_after_backward``, ``on_before_optimizer_step``. So BatchNorm sees each mini-batch twice, and so does a torchmetrics object that
-``training_step`` updates; dropout draws the same masks in both passes. The ``outputs`` of ``on_train_batch_end`` are those of the
-second pass. ``training_step`` may not return None to skip a mini-batch.
+Lightning passes the optimizer a closure, and the optimizer calls it twice. One mini-batch is one
+``global_step`` and one step of a scheduler. Whatever runs inside the closure runs twice:
+``training_step``, ``on_before_zero_grad``, ``on_before_backward``, ``on_after_backward`` and
+``on_before_optimizer_step``. So a torchmetrics object that ``training_step`` updates sees each
+mini-batch twice, and so does BatchNorm unless the callback has ``freeze_statistics=True``. Dropout
+draws the same masks in both passes. The ``outputs`` of ``on_train_batch_end`` are those of the
+second pass.
+
+``training_step`` may return None to skip a mini-batch. The first pass decides: if it returns None,
+there is no second pass, and the mini-batch is counted as ``skipped``. If only the second pass
+returns None, the parameters keep the first half of the step, nothing is measured, and gamma stays
+as it was.
 
 The callback works in a Trainer of ``lightning.pytorch`` and in one of ``pytorch_lightning``.
 """
@@ -21,26 +28,43 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
-from steptuned import StepTunedSGD, replay
+from steptuned import StepTunedSGD, frozen_statistics, replay
+from steptuned.integrations import diagnostics
 from steptuned.optim.scaling import all_or_nothing
 
 
 class StepTuned(Callback):
-    """Makes the Trainer's options right for Step-Tuned SGD, refuses those that cannot be, and logs gamma.
+    """Adapts the Trainer to Step-Tuned SGD, refuses options that cannot work, and logs diagnostics.
 
-    - ``gradient_clip_val`` becomes the optimizer's ``max_grad_norm``. Clipping by Lightning would change the gradients that the
-      curvature is measured with.
-    - ``self.log`` in the second pass does nothing: what is logged was measured at theta_k, once per mini-batch.
-    - ``gamma`` and ``curvature`` are logged at every step, ``negative``, ``at_lower``, ``at_upper`` and ``ignored`` (see
-      `steptuned.StepTunedSGD.stats`) at the end of every epoch, all under ``step_tuned/``; with several optimizers, under
-      ``step_tuned_0/``, ``step_tuned_1/``, ...
-    - Checkpoints hold torch's random states, which Lightning leaves out, so that a run with dropout goes on with the same numbers.
-    - Refused: ``accumulate_grad_batches`` above 1, clipping by value, and fp16 without `StepTunedMixedPrecision`.
+    - ``gradient_clip_val`` becomes the optimizer's ``max_grad_norm``. Clipping by Lightning would
+      change the gradients that the curvature is measured with.
+    - ``self.log`` does nothing in the second pass: what is logged was measured at theta_k, once per
+      mini-batch.
+    - Logged every ``log_every_n_steps`` steps: ``gamma``, ``curvature`` and ``effective_lr`` (the
+      learning rate times gamma, which learning-rate monitors do not show) of the last iteration;
+      ``raw_gamma`` (its median over the last 100 iterations), ``negative``, ``at_lower``,
+      ``at_upper``, ``ignored`` and ``skipped``, as in `steptuned.StepTunedSGD.stats`. These six are
+      also logged at the end of every epoch. Steps in between do not synchronise with the device.
+    - All names start with ``step_tuned/``; with several optimizers, with ``step_tuned_0/``,
+      ``step_tuned_1/``, and so on. With several parameter groups, ``effective_lr`` becomes
+      ``effective_lr/pg1``, ``effective_lr/pg2``, and so on.
+    - Checkpoints contain torch's random states, which Lightning leaves out, so a resumed run with
+      dropout continues with the same numbers.
+    - Refused: ``accumulate_grad_batches`` above 1, clipping by value, a
+      ``configure_gradient_clipping`` of your own, and fp16 without `StepTunedMixedPrecision`.
+
+    Args:
+        freeze_statistics: leave the running statistics of BatchNorm and other layers alone in the
+            second pass; see `steptuned.frozen_statistics`. Applies to automatic optimization and to
+            ``step(closure)`` in manual optimization. For ``passes()``, use ``passes(freeze=self)``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, freeze_statistics: bool = False) -> None:
+        self.freeze_statistics = freeze_statistics
         self._optimizers: list[StepTunedSGD] = []
+        self._hooks: list[RemovableHandle] = []
         self._noise: list[dict[str, Tensor]] | None = None
         self._clip_val: Any = None
 
@@ -53,6 +77,9 @@ class StepTuned(Callback):
                 "the callback StepTuned found no StepTunedSGD: return one from configure_optimizers(), or leave it out"
             )
         self._refuse(trainer, pl_module)
+        if self.freeze_statistics:
+            freeze = partial(_freeze, pl_module)
+            self._hooks = [opt.register_step_pre_hook(freeze) for opt in self._optimizers]
         pl_module.log = partial(self._log_first_pass, pl_module.log)  # type: ignore[method-assign]
         self._restore_noise()  # the order of the next epoch is drawn from it
 
@@ -63,6 +90,13 @@ class StepTuned(Callback):
                 for group in opt.param_groups:
                     group["max_grad_norm"] = float(self._clip_val)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not earlier: at the start of training Lightning checks which hooks the user overrides.
+        if "optimizer_step" not in vars(pl_module):
+            pl_module.optimizer_step = partial(  # type: ignore[method-assign]
+                self._optimizer_step, trainer, pl_module.optimizer_step
+            )
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._leave(trainer, pl_module)
 
@@ -70,14 +104,37 @@ class StepTuned(Callback):
         self._leave(trainer, pl_module)
 
     def _leave(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        vars(pl_module).pop("log", None)
+        for name in ("log", "optimizer_step"):
+            vars(pl_module).pop(name, None)
+        for hook in self._hooks:
+            hook.remove()
         if self._clip_val is not None:
             trainer.gradient_clip_val, self._clip_val = self._clip_val, None
-        self._optimizers, self._noise = [], None
+        self._optimizers, self._hooks, self._noise = [], [], None
 
     def _log_first_pass(self, log: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if not any(opt.param_groups[0]["pending"] for opt in self._optimizers):
             log(*args, **kwargs)
+
+    def _optimizer_step(
+        self,
+        trainer: Trainer,
+        step: Callable[..., None],
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Any],
+    ) -> None:
+        """Take over from ``LightningModule.optimizer_step`` where there is no backward."""
+        if trainer.fit_loop._skip_backward:
+            optimizer_closure()  # a forward pass of StochasticWeightAveraging, see below
+            return
+        closure = _SkippableClosure(optimizer_closure, self._optimizers[0])
+        try:
+            step(epoch, batch_idx, optimizer, closure)
+        except RuntimeError:
+            if not closure.skipped_second_pass:
+                raise
 
     def _refuse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
@@ -95,7 +152,11 @@ class StepTuned(Callback):
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if trainer.accumulate_grad_batches != 1 and pl_module.automatic_optimization:
+        # After the last epoch, StochasticWeightAveraging updates the statistics of BatchNorm by
+        # forward passes over all mini-batches, and sets accumulate_grad_batches to avoid steps.
+        averages = trainer.fit_loop._skip_backward
+        accumulates = trainer.accumulate_grad_batches != 1 and not averages
+        if accumulates and pl_module.automatic_optimization:
             raise ValueError(
                 f"accumulate_grad_batches={trainer.accumulate_grad_batches} would take only the last mini-batch twice: use a "
                 "larger batch size, or manual optimisation with a closure over all of them"
@@ -107,14 +168,17 @@ class StepTuned(Callback):
     # ------------------------------------------------------------------------------------------ what is logged
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        is_logged = trainer._logger_connector.should_update_logs
         for prefix, opt in self._named():
-            pl_module.log_dict({f"{prefix}/gamma": opt.gamma, f"{prefix}/curvature": opt.curvature})
+            values: dict[str, Any] = dict(diagnostics.measurements(opt))
+            if is_logged:
+                values |= diagnostics.summary(opt)
+            pl_module.log_dict({f"{prefix}/{name}": value for name, value in values.items()})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for prefix, opt in self._named():
-            stats = opt.stats()._asdict()
-            del stats["iterations"]
-            pl_module.log_dict({f"{prefix}/{name}": float(value) for name, value in stats.items()})
+            values = diagnostics.summary(opt)
+            pl_module.log_dict({f"{prefix}/{name}": value for name, value in values.items()})
 
     def _named(self) -> list[tuple[str, StepTunedSGD]]:
         if len(self._optimizers) == 1:
@@ -148,28 +212,70 @@ class StepTuned(Callback):
 
 
 class StepTunedMixedPrecision(MixedPrecision):
-    """fp16 with a GradScaler, for ``Trainer(plugins=[StepTunedMixedPrecision("16-mixed", "cuda")])``.
+    """fp16 with a GradScaler: ``Trainer(plugins=[StepTunedMixedPrecision("16-mixed", "cuda")])``.
 
-    Both passes of an iteration go through the scaler, and one ``scaler.update()`` ends it.
+    Both passes of an iteration use the scaler, and one ``scaler.update()`` ends the iteration.
     """
 
-    def optimizer_step(self, optimizer: Any, model: LightningModule, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
+    def optimizer_step(  # type: ignore[override]
+        self, optimizer: Any, model: LightningModule, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
         if self.scaler is None or not _is_ours(optimizer):
             return super().optimizer_step(optimizer, model, closure, **kwargs)
-        rewind = optimizer._remember_noise()
-        loss = self._one_pass(optimizer, model, closure, optimizer.half)
+        noise = replay(optimizer)
+        loss = closure()
+        self._after_closure(model, optimizer)
+        if loss is None and model.automatic_optimization:
+            optimizer.zero_grad()
+            optimizer.half_step()  # without gradients: counted as skipped
+            optimizer.step()
+            return None
+        self.scaler.step(optimizer.first_pass)
         with all_or_nothing(optimizer.cancel):
-            rewind()
-            self._one_pass(optimizer, model, closure, optimizer)
+            noise.rewind()
+            with frozen_statistics(model if _freezes_statistics(model.trainer) else None):
+                second = closure()
+            self._after_closure(model, optimizer)
+            if second is None and model.automatic_optimization:
+                optimizer.cancel()
+            else:
+                self.scaler.step(optimizer)
         self.scaler.update()
         return loss
 
-    def _one_pass(self, optimizer: StepTunedSGD, model: LightningModule, closure: Callable[[], Any], half: Any) -> Any:
-        assert self.scaler is not None
-        loss = closure()
-        self._after_closure(model, optimizer)
-        self.scaler.step(half)
+
+class _SkippableClosure:
+    """Lightning's closure, where ``training_step`` may return None to skip the mini-batch."""
+
+    def __init__(self, closure: Callable[[], Any], optimizer: StepTunedSGD) -> None:
+        self._closure = closure
+        self._optimizer = optimizer
+        self._losses: list[Any] = []
+
+    def __call__(self) -> Any:
+        if self._losses and self._losses[0] is None:
+            return None  # the first pass was skipped, and so is the second
+        loss = self._closure()
+        self._losses.append(loss)
+        if loss is None:
+            self._optimizer.zero_grad()  # to None, also if the module keeps zeros instead
         return loss
+
+    @property
+    def skipped_second_pass(self) -> bool:
+        return len(self._losses) == 2 and self._losses[1] is None
+
+
+def _freeze(
+    pl_module: LightningModule, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A hook that adds ``freeze=pl_module`` to the arguments of ``step``."""
+    return args, {"freeze": pl_module} | kwargs
+
+
+def _freezes_statistics(trainer: Trainer) -> bool:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(call, StepTuned) and call.freeze_statistics for call in callbacks)
 
 
 def _is_ours(optimizer: Any) -> TypeGuard[StepTunedSGD]:

@@ -10,6 +10,8 @@ import sys
 import time
 import webbrowser
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -20,7 +22,7 @@ from rich.table import Table
 
 from steptuned.lab.data import DataError, commands
 from steptuned.lab.engine import Engine, EngineError, How, Local, Together, device_here, is_usable
-from steptuned.lab.experiment import Experiment, ExperimentError, Outcome, load, load_all, panels_of, paper_experiments
+from steptuned.lab.experiment import Experiment, ExperimentError, load, load_all, panels_of, paper_experiments
 from steptuned.lab.extensions import ExtensionError, extend
 from steptuned.lab.methods import METHODS
 from steptuned.lab.plan import Plan, duration, estimate
@@ -28,10 +30,12 @@ from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.ranks import Torchrun, started_by_torchrun
 from steptuned.lab.run import CHECKPOINT_SECONDS, follow
+from steptuned.lab.search import Outcome
 from steptuned.lab.store import COMPLETE, Run, Store
 from steptuned.lab.sweep import Interrupted, Sweep
+from steptuned.lab.table2 import Timings
 from steptuned.lab.terminal import console, errors, stop
-from steptuned.lab.timing import Timings, measure
+from steptuned.lab.timing import measure
 
 app = typer.Typer(
     help="Re-run, check and extend the experiments of the Step-Tuned SGD paper.",
@@ -41,6 +45,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(commands.app, name="data")
+packed = typer.Typer(help="The raw logs behind published numbers, packed for a repository.", no_args_is_help=True)
+app.add_typer(packed, name="evidence")
 
 ILLUSTRATION = "figure-1"
 WALL_CLOCK = "table-2"
@@ -50,10 +56,17 @@ CORES = os.cpu_count() or 1
 class Scale(str, Enum):
     demo = "demo"
     small = "small"
+    short = "short"
     paper = "paper"
 
 
-ScaleOption = Annotated[Scale, typer.Option(help="demo: minutes; small: up to about an hour; paper: the paper's own sizes.")]
+ScaleOption = Annotated[
+    Scale,
+    typer.Option(
+        help="demo: minutes; small: a tenth of the images, all epochs; short: all images, a tenth of the epochs; "
+        "paper: the paper's own sizes."
+    ),
+]
 JobsOption = Annotated[
     int | None,
     typer.Option(
@@ -76,7 +89,33 @@ CheckpointOption = Annotated[float, typer.Option(min=0, help="Seconds from one c
 DataOption = Annotated[Path | None, typer.Option(help="Folder of data sets, instead of STEPTUNED_DATA; see `steptuned data`.")]
 AutocastOption = Annotated[bool, typer.Option("--bf16", help="Networks compute in bfloat16 (autocast), unlike the paper's.")]
 TensorBoardOption = Annotated[Path | None, typer.Option(help="Write the records here too, as TensorBoard's scalars.")]
-StoreArgument = Annotated[Path, typer.Argument(help="The folder given as --out.")]
+PackedArgument = Annotated[Path, typer.Argument(help="A folder made by [bold]steptuned evidence pack[/].")]
+
+
+@contextmanager
+def _trusted() -> Iterator[Any]:
+    """The module of packed folders; what it cannot trust ends the command with one sentence."""
+    from steptuned.lab import evidence
+
+    try:
+        yield evidence
+    except evidence.EvidenceError as error:
+        stop(str(error))
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Path]:
+    """A folder of runs; of a packed one, a copy as a folder of runs for the time of this block."""
+    with _trusted() as evidence, evidence.opened(folder) as store:
+        yield store
+
+
+def _open(context: typer.Context, folder: Path) -> Path:
+    return context.with_resource(_opened(folder))
+
+
+STORE = "The folder given as --out, or one made by [bold]steptuned evidence pack[/]."
+StoreArgument = Annotated[Path, typer.Argument(help=STORE, callback=_open)]
 
 
 @app.callback()
@@ -267,9 +306,10 @@ def export(
 
 @app.command()
 def report(
-    folder: StoreArgument,
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help=STORE)],
     to: Annotated[
-        Path | None, typer.Option(help="Folder of the report; by default [bold]report[/] in the folder of the runs.")
+        Path | None, typer.Option(help="Folder of the report; by default [bold]report[/] in the folder of the runs, or here.")
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     watch: Annotated[int, typer.Option(min=0, help="Make it anew every so many seconds, while runs go on; Ctrl-C ends it.")] = 0,
@@ -277,39 +317,46 @@ def report(
     """A page to explore and share: figures, interactive curves, the grids, and a verdict on every claim of the paper."""
     from steptuned.lab.report import writing
 
-    _runs(folder)
+    store = _open(context, folder)
+    _runs(store)
     chosen = [] if to is None else ["--to", str(to)]
     command = shlex.join(["steptuned", "report", folder.resolve().name, *chosen])
-    where = to or folder / "report"
+    where = to or (folder / "report" if store == folder else Path("report"))
     try:
-        page = writing.write(folder, where, command, watch)
+        page = writing.write(store, where, command, watch)
         console.print(str(page), soft_wrap=True, highlight=False)
         if open_:
             webbrowser.open(page.resolve().as_uri())
         while watch:
             time.sleep(watch)
-            writing.write(folder, where, command, watch)
+            writing.write(store, where, command, watch)
     except OSError as error:
         stop(f"the report cannot be written to {where}: {error.strerror}; choose another folder with --to")
     except KeyboardInterrupt:
-        writing.write(folder, where, command)  # the last one does not refresh itself
+        writing.write(store, where, command)  # the last one does not refresh itself
 
 
 @app.command()
 def claims(
     folder: StoreArgument,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the judgements as JSON.")] = None,
-    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the tables as Markdown.")] = None,
 ) -> None:
-    """Every claim of the paper, judged by the runs in a folder: reproduced, partly, not reproduced, or not run."""
+    """Judge every claim of the paper by the runs in a folder.
+
+    With 5 seeds or 20 instances a claim is reproduced or not reproduced, with 3 or 4 seeds consistent or inconsistent; mixed
+    if scales or measures disagree; else not run.
+    """
     from steptuned.lab import claims as paper
     from steptuned.lab.report import tables
 
     _runs(folder)
     judged = paper.judge(folder)
-    table = tables.claims(judged)
-    console.print(table.for_terminal())
-    for path, content in ((json_file, json.dumps(paper.as_data(judged), indent=1)), (markdown_file, table.markdown())):
+    shown = tables.claims(judged)
+    for table in shown:
+        console.print(table.for_terminal())
+    markdown = "\n\n".join(table.markdown() for table in shown)
+    for path, content in ((json_file, json.dumps(paper.as_data(judged), indent=1)), (markdown_file, markdown)):
         if path is not None:
             path.write_text(content + "\n")
 
@@ -325,6 +372,31 @@ def results(
     _runs(folder)
     written = report.write(folder, page, shlex.join(["steptuned", "results", folder.resolve().name, "--to", str(page)]))
     console.print(*map(str, written), sep="\n", soft_wrap=True)
+
+
+@packed.command()
+def pack(folder: StoreArgument, to: Annotated[Path, typer.Option(help="The folder to pack into.")] = Path("evidence")) -> None:
+    """Pack all complete runs of a folder: one Parquet file per experiment, and a manifest with checksums."""
+    with _trusted() as evidence:
+        for name, entry in evidence.pack(folder, to)["files"].items():
+            runs = f"{entry['runs']} runs, {entry['thinned runs']} of them thinned" if "runs" in entry else "timings"
+            console.print(f"{to / name}: {runs}", soft_wrap=True, highlight=False)
+
+
+@packed.command()
+def unpack(
+    folder: PackedArgument, to: Annotated[Path, typer.Option(help="The folder of runs to make or to add to.")] = Path("results")
+) -> None:
+    """Make a folder of runs from a packed one. `steptuned reproduce --out` goes on from there and runs nothing again."""
+    with _trusted() as evidence:
+        console.print(f"{evidence.unpack(folder, to)} runs: {to}", soft_wrap=True, highlight=False)
+
+
+@packed.command("verify")
+def verify_(folder: PackedArgument) -> None:
+    """Check that every file of a packed folder is the one that was packed."""
+    with _trusted() as evidence:
+        console.print(f"{len(evidence.verify(folder)['files'])} files, all as they were packed")
 
 
 # ---------------------------------------------------------------------------------------------- common
@@ -436,6 +508,7 @@ def _together(how: How) -> Engine:
         try:
             follow(ranks, how.device)
         except KeyboardInterrupt:
+            ranks.close()
             os._exit(130)
         except Exception as error:
             errors.quiet = False

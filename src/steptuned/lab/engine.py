@@ -2,9 +2,12 @@
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +18,11 @@ from joblib.externals.loky import get_reusable_executor
 from steptuned.lab.extensions import extend
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.ranks import Ranks
-from steptuned.lab.run import CHECKPOINT_SECONDS, IndivisibleError, environment_now, execute
+from steptuned.lab.run import CHECKPOINT_SECONDS, Abandoned, IndivisibleError, environment_now, execute
 from steptuned.lab.store import ENDED, TRIES, Died, Run, why
+
+GRACE_SECONDS = 60.0
+"""How long a worker whose parent is gone has to save a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +91,53 @@ def work(folder: Path, how: How) -> None:
     try:
         extend(how.extensions)
         device = device_here(how.device, PROBLEMS[run.spec.problem].double)
-        execute(run, environment_now(device, torch.get_num_threads()), device, how.checkpoint_seconds, how.tensorboard)
+        environment = environment_now(device, torch.get_num_threads())
+        with parent.working():
+            execute(run, environment, device, how.checkpoint_seconds, how.tensorboard, is_abandoned=parent.is_gone)
     except Exception as error:
         if run.failure() is None:  # whoever had claimed it has written why
             run.fail(why(error))
+
+
+class Parent:
+    """The process that started this worker and that it must not outlive.
+
+    A sweep that is killed cannot stop its workers. So a run whose parent is gone saves a checkpoint
+    before its next back-propagation, and its worker exits; an idle worker exits within a second.
+    A worker that does not come to its next back-propagation in `GRACE_SECONDS` exits anyway: a run
+    survives that at any moment. Windows does not report that a parent is gone.
+    """
+
+    def __init__(self) -> None:
+        self._pid: int | None = None
+        self._at_work = threading.Lock()
+
+    def watch(self, pid: int) -> None:
+        """Called in a worker, at its start."""
+        self._pid = pid
+        threading.Thread(target=self._end_when_idle, daemon=True).start()
+
+    def is_gone(self) -> bool:
+        return self._pid is not None and os.getppid() != self._pid
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """While a run is executed, which is given the chance to save a checkpoint."""
+        with self._at_work:
+            try:
+                yield
+            except Abandoned:
+                os._exit(0)
+
+    def _end_when_idle(self) -> None:
+        while not self.is_gone():
+            time.sleep(1)
+        self._at_work.acquire(timeout=GRACE_SECONDS)
+        os._exit(0)
+
+
+parent = Parent()
+"""The parent of this process, if that is a worker of :class:`Local`."""
 
 
 class Local:
@@ -140,7 +189,7 @@ class Local:
         """The processes end by themselves when there is nothing to do."""
 
     def _executor(self, jobs: int) -> Any:
-        return get_reusable_executor(max_workers=jobs, timeout=300, initializer=ignore_interrupts)
+        return get_reusable_executor(max_workers=jobs, timeout=300, initializer=begin_worker, initargs=(os.getpid(),))
 
 
 class Together:
@@ -166,12 +215,20 @@ class Together:
             yield run
 
     def stop(self) -> str:
+        self._ranks.close()
         return ""
 
     def close(self) -> None:
         """Let the others go."""
         self._ranks.hear(None)
+        self._ranks.close()
 
 
 def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def begin_worker(pid: int) -> None:
+    """Start a worker of the process ``pid``, which alone decides what Ctrl-C does."""
+    ignore_interrupts()
+    parent.watch(pid)

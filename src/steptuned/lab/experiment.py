@@ -1,13 +1,10 @@
 """An experiment: one TOML file that says what is compared, on what, how hyper-parameters are chosen, and how long it takes."""
 
 import itertools
-import math
 import sys
-from collections.abc import Generator
-from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,14 +12,16 @@ from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Problem
 from steptuned.lab.problems.table1 import TABLE_1
-from steptuned.lab.spec import RunSpec, canonical
+from steptuned.lab.spec import RunSpec
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-SCALES = ("demo", "small", "paper")
+SCALES = ("demo", "small", "short", "paper")
+TUNED = ("step-tuned-sgd", "stochastic-gv", "exact-gv", "expected-gv")
+"""Methods that log gamma, which other entries can follow."""
 COUNTS = ("batch", "columns", "uses", "context", "width", "depth", "heads")
 """Whole numbers of which there must be one at least."""
 
@@ -64,6 +63,8 @@ class Entry(_Strict):
     method: str
     label: str
     axes: dict[str, list[Any]]
+    follows: str | None = None
+    """The entry whose winner sets the learning rate: its lr times the median gamma of its runs."""
 
     def grid(self) -> list[dict[str, Any]]:
         values = itertools.product(*self.axes.values())
@@ -84,9 +85,14 @@ class Experiment(_Strict):
     tune: Literal["first", "each"] = "first"
     """On which instances the grid is searched."""
     seeds: int = Field(default=3, ge=1)
+    """How many seeds are reported."""
+    first_seed: int = Field(default=0, ge=0)
+    """The first of them. Hyper-parameters are chosen on seed 0, which a file's experiment does not report: there it is 1."""
     budget: Budget
     log_every: Budget = Budget(iterations=1)
     log_growth: float = Field(default=1.0, ge=1.0)
+    log_early: int = Field(default=0, ge=0)
+    """About how many log-spaced records there are in the first tenth of each run."""
     selection: Selection = Selection()
     entries: list[Entry]
     ranks: int = 1
@@ -108,24 +114,30 @@ class Experiment(_Strict):
             budget=budget.back_propagations(per_epoch),
             log_every=max(1, log_every),
             log_growth=self.log_growth,
+            log_early=self.log_early,
             ranks=self.ranks,
         )
+
+    @property
+    def reported_seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    def expected_runs(self, entry: Entry) -> list[tuple[int, RunSpec]]:
+        """The runs of an entry, at most: a count and one spec for each length of run."""
+        tuned = self.instances if self.tune == "each" else 1
+        grid = entry.grid()
+        runs = [(tuned * len(grid), self.selection.after or self.budget)] if len(grid) > 1 else []
+        if self.selection.rule == "soonest" and entry.follows is None:
+            runs.append((len({0, *self.reported_seeds}) * tuned, self.selection.star_after or self.budget))
+        runs.append((self.seeds * self.instances, self.budget))
+        return [(count, self.spec(entry, grid[0], 0, 0, budget)) for count, budget in runs]
 
     def expected_back_propagations(self) -> dict[tuple[str, str], tuple[int, int]]:
         """For each entry: how many runs the experiment has at most, and how many back-propagations they are."""
         counts: dict[tuple[str, str], tuple[int, int]] = {}
-        tuned = self.instances if self.tune == "each" else 1
         for entry in self.entries:
-            grid = entry.grid()
-
-            def length(budget: Budget, entry: Entry = entry, grid: list[dict[str, Any]] = grid) -> int:
-                return self.spec(entry, grid[0], 0, 0, budget).budget
-
-            runs = [(tuned * len(grid), self.selection.after or self.budget)] if len(grid) > 1 else []
-            if self.selection.rule == "soonest":
-                runs.append((self.seeds * tuned, self.selection.star_after or self.budget))
-            runs.append((self.seeds * self.instances, self.budget))
-            counts[entry.name, entry.method] = sum(n for n, _ in runs), sum(n * length(budget) for n, budget in runs)
+            runs = self.expected_runs(entry)
+            counts[entry.name, entry.method] = sum(n for n, _ in runs), sum(n * spec.budget for n, spec in runs)
         return counts
 
 
@@ -160,10 +172,13 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
     _choose(path, "problem", content.get("problem"), PROBLEMS)
     _check_options(path, PROBLEMS[content["problem"]], content.get("options", {}))
     entries = [_entry(path, name, dict(table)) for name, table in content.pop("methods", {}).items()]
+    _check_follows(path, entries)
     if not entries:
         raise ExperimentError(f"{path}: methods: there are none; give at least one of {_list(METHODS)}")
     try:
-        return Experiment(**{"name": path.stem + panel, "scale": scale, "options": {}, **content, "entries": entries})
+        return Experiment(
+            **{"name": path.stem + panel, "scale": scale, "options": {}, "first_seed": 1, **content, "entries": entries}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -191,6 +206,9 @@ def _check_options(path: Path, problem: type[Problem], options: dict[str, Any]) 
             _choose(path, f"options.{key}", value, problem.choices[key])
         else:
             _check_kind(path, f"options.{key}", value, problem.defaults[key])
+    if wrong := problem.conflict({**problem.defaults, **options}):
+        key, why = wrong
+        raise ExperimentError(f"{path}: options.{key} = {options[key]!r}: {why}")
 
 
 def _check_kind(path: Path, key: str, value: Any, like: Any) -> None:
@@ -206,6 +224,9 @@ def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
     method = table.pop("method", name)
     _choose(path, f"methods.{name}.method" if method != name else f"methods.{name}", method, METHODS)
     label = table.pop("label", METHODS[method].label)
+    follows = table.pop("follows", None)
+    if follows is not None and "lr" in table:
+        raise ExperimentError(f"{path}: methods.{name}.lr = {table['lr']!r}: its lr follows {follows}, so give none")
     defaults = METHODS[method].defaults
     for key in table:
         _choose(path, f"methods.{name}.{key}", key, defaults)
@@ -216,7 +237,17 @@ def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
         axes[key] = value if is_axis else [value]
         for item in axes[key]:
             _check_kind(path, f"methods.{name}.{key}", item, default)
-    return Entry(name=name, method=method, label=label, axes=axes)
+        if follows is not None and len(axes[key]) > 1:
+            raise ExperimentError(f"{path}: methods.{name}.{key} = {value!r}: an entry that follows another has no grid")
+    return Entry(name=name, method=method, label=label, axes=axes, follows=follows)
+
+
+def _check_follows(path: Path, entries: list[Entry]) -> None:
+    tuned = [entry.name for entry in entries if entry.follows is None and entry.method in TUNED]
+    for entry in entries:
+        if entry.follows is not None and entry.follows not in tuned:
+            told = _list(tuned) if tuned else "an entry whose method tunes gamma, and there is none"
+            raise ExperimentError(f"{path}: methods.{entry.name}.follows = {entry.follows!r} is not one of {told}")
 
 
 def _choose(path: Path, key: str, value: Any, choices: Any) -> None:
@@ -229,7 +260,7 @@ def _mistake(path: Path, key: str, value: Any, choices: Any) -> ExperimentError:
 
 
 def _list(names: Any) -> str:
-    return ", ".join(sorted(names))
+    return ", ".join(sorted(map(str, names)))
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -243,143 +274,3 @@ def paper_experiments() -> dict[str, Path]:
     """The experiments that come with the package: name and file."""
     folder = resources.files("steptuned.lab") / "experiments"
     return {path.stem: path for path in sorted(Path(str(folder)).glob("*.toml"))}
-
-
-# ---------------------------------------------------------------------------------------------- what is to be run
-
-
-@dataclass
-class Trial:
-    """A point of the grid and how it did."""
-
-    hyper: dict[str, Any]
-    spec: RunSpec
-    score: float | None = None
-    """What is minimised: a loss, or back-propagations until near J*. None: diverged, failed or never near."""
-
-
-@dataclass
-class Group:
-    """One entry on one instance: its grid, its winner, its runs."""
-
-    entry: Entry
-    instance: int
-    trials: list[Trial]
-    winner: Trial | None = None
-    specs: dict[int, RunSpec] = field(default_factory=dict)
-    """The winner's run for each seed."""
-
-    @property
-    def edges(self) -> list[str]:
-        """The axes on whose edge the winner lies: the grid should be wider there."""
-        if self.winner is None:
-            return []
-        edges = []
-        for key, values in self.entry.axes.items():
-            numbers = [v for v in values if isinstance(v, int | float)]
-            if len(numbers) > 2 and self.winner.hyper[key] in (min(numbers), max(numbers)):
-                edges.append(key)
-        return edges
-
-
-@dataclass
-class Outcome:
-    """What an experiment came to: all that figures need."""
-
-    experiment: Experiment
-    groups: list[Group]
-    star: dict[tuple[int, int], float] = field(default_factory=dict)
-    """J* for each instance and seed, where the selection asks for it."""
-    star_specs: list[RunSpec] = field(default_factory=list)
-    """The long runs that J* comes from."""
-
-
-class Reader(Protocol):
-    """Who knows the logs of complete runs."""
-
-    def last(self, spec: RunSpec) -> dict[str, Any] | None:
-        """The last record of the run; None where it is not complete or diverged."""
-        ...
-
-    def records(self, spec: RunSpec) -> list[dict[str, Any]]:
-        """All records of the run; none where it is not complete."""
-        ...
-
-
-def stages(experiment: Experiment, reader: Reader) -> Generator[tuple[str, list[RunSpec]], None, Outcome]:
-    """The runs of an experiment, stage by stage. When a stage is asked for, the reader must know those of the stages before."""
-    selection = experiment.selection
-    tuned = range(experiment.instances if experiment.tune == "each" else 1)
-    seeds = range(experiment.seeds)
-    groups = []
-    for instance in tuned:
-        for entry in experiment.entries:
-            grid = entry.grid()
-            budget = (selection.after or experiment.budget) if len(grid) > 1 else experiment.budget
-            trials = [Trial(hyper, experiment.spec(entry, hyper, 0, instance, budget)) for hyper in grid]
-            groups.append(Group(entry, instance, trials))
-    yield "grid", [trial.spec for group in groups for trial in group.trials]
-
-    star: dict[tuple[int, int], float] = {}
-    star_specs: list[RunSpec] = []
-    if selection.rule == "soonest":
-        for group in groups:
-            best = _smallest(group.trials, reader)
-            if best is not None:
-                budget = selection.star_after or experiment.budget
-                star_specs += [experiment.spec(group.entry, best.hyper, seed, group.instance, budget) for seed in seeds]
-        yield "J*", star_specs
-        _lower(star, [*star_specs, *(trial.spec for group in groups for trial in group.trials)], reader)
-        for group in groups:
-            for trial in group.trials:
-                level = star[group.instance, 0] + selection.within
-                trial.score = first_below(reader.records(trial.spec), level)
-            # Of those that come near at the same time, the one with the smaller loss.
-            group.winner = _best(group.trials, reader) or _smallest(group.trials, reader)
-    else:
-        for group in groups:
-            group.winner = _smallest(group.trials, reader)
-
-    winners = {(group.entry.name, group.instance): group for group in groups}
-    for instance in range(len(tuned), experiment.instances):
-        for entry in experiment.entries:
-            first = winners[entry.name, 0]
-            groups.append(Group(entry, instance, [], first.winner))
-    for group in groups:
-        if group.winner is not None:
-            for seed in seeds:
-                group.specs[seed] = experiment.spec(group.entry, group.winner.hyper, seed, group.instance, experiment.budget)
-    yield "winners", [spec for group in groups for spec in group.specs.values()]
-    if star:
-        _lower(star, [spec for group in groups for spec in group.specs.values()], reader)
-    return Outcome(experiment, groups, star, star_specs)
-
-
-def first_below(records: list[dict[str, Any]], level: float) -> int | None:
-    """After how many back-propagations the loss was first below the level."""
-    return next((record["bp"] for record in records if record["loss"] < level), None)
-
-
-def _lower(star: dict[tuple[int, int], float], specs: list[RunSpec], reader: Reader) -> None:
-    """Let J* of each instance and seed be the smallest loss that any of these runs has seen, if that is smaller."""
-    for spec in specs:
-        key = spec.options.get("instance", 0), spec.seed
-        losses = [record["loss"] for record in reader.records(spec) if math.isfinite(record["loss"])]
-        star[key] = min([star.get(key, math.inf), *losses])
-
-
-def _smallest(trials: list[Trial], reader: Reader) -> Trial | None:
-    for trial in trials:
-        last = reader.last(trial.spec)
-        trial.score = None if last is None else last["loss"]
-    return _best(trials, reader)
-
-
-def _best(trials: list[Trial], reader: Reader) -> Trial | None:
-    """The smallest score; of equal ones the smallest last loss."""
-
-    def order(trial: Trial) -> tuple[float, float, str]:
-        last = reader.last(trial.spec)
-        return trial.score or 0.0, math.inf if last is None else last["loss"], canonical(trial.hyper)
-
-    return min((trial for trial in trials if trial.score is not None), key=order, default=None)

@@ -20,7 +20,7 @@ from steptuned import (
 )
 from steptuned.lab.problems.base import Batch, Problem
 from steptuned.optim.gradient_variation import GradientVariation
-from steptuned.replay import Replay
+from steptuned.rng import Replay
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,13 @@ def _step_tuned_sgd(problem: Problem, hyper: dict[str, Any]) -> Optimizer:
     return StepTunedSGD(
         problem.parameters,
         hyper["lr"],
-        hyper["nu"],
-        hyper["beta"],
-        widened(hyper),
-        hyper["delta"],
-        every,
-        problem.weight_decay,
+        nu=hyper["nu"],
+        beta=hyper["beta"],
+        bounds=widened(hyper),
+        delta=hyper["delta"],
+        decay_every=every,
+        weight_decay=problem.weight_decay,
+        replay_rng=problem.same_noise,
     )
 
 
@@ -114,6 +115,43 @@ METHODS: dict[str, Method] = {
 }
 
 
+class History:
+    """What gamma did in the iterations since the last record, kept on the device until then."""
+
+    def __init__(self) -> None:
+        self._rows: list[torch.Tensor] = []
+
+    def add(self, optimizer: StepTunedSGD | GradientVariation) -> None:
+        group = optimizer.param_groups[0]
+        self._rows.append(torch.stack((group["gamma"], group["raw_gamma"], group["curvature"])))
+
+    def summary(self, optimizer: StepTunedSGD | GradientVariation) -> dict[str, float]:
+        """Quartiles and shares over these iterations, for the log; the next summary begins after them."""
+        if not self._rows:
+            return {}
+        gamma, raw, curvature = torch.stack(self._rows).cpu().double().T
+        self._rows.clear()
+        measured = ~raw.isnan()
+        found: dict[str, float] = {}
+        for name, values in (("gamma", gamma), ("raw gamma", raw[measured])):
+            if len(values):
+                quartiles = values.quantile(torch.tensor((0.25, 0.5, 0.75), dtype=values.dtype)).tolist()
+                found |= dict(zip((f"{name} low", f"{name} median", f"{name} high"), quartiles, strict=True))
+        group, n = optimizer.param_groups[0], max(1, int(measured.sum()))
+        found["negative curvature"] = (curvature <= 0).sum().item() / n
+        if "bounds" in group:
+            m, M = group["bounds"]
+            found["at lower"], found["at upper"] = (raw <= m).sum().item() / n, (raw >= M).sum().item() / n
+        found["effective lr"] = float(group["effective_lr"])
+        return found
+
+    def state_dict(self) -> torch.Tensor | None:
+        return torch.stack(self._rows) if self._rows else None
+
+    def load_state_dict(self, state: torch.Tensor | None) -> None:
+        self._rows = [] if state is None else list(state)
+
+
 class Driver:
     """A method at work on a problem, one back-propagation at a time."""
 
@@ -132,6 +170,7 @@ class Driver:
         self._mine: tuple[Batch, float] = (None, 1.0)
         self._pass = 0
         self._noise: Replay | None = None
+        self._history = History()
         self.batches = 0
         self.samples = 0
 
@@ -152,6 +191,8 @@ class Driver:
         if self.scheduler is not None:
             self.scheduler.step()
         self._pass = (self._pass + 1) % self.uses
+        if isinstance(optimizer, StepTunedSGD | GradientVariation) and self._pass == 0:
+            self._history.add(optimizer)
 
     def _prepare_pass(self) -> None:
         self.problem.second_pass(self._pass == 1)
@@ -179,15 +220,14 @@ class Driver:
         return loss
 
     def diagnostics(self) -> dict[str, float]:
-        """What the method tells of itself, for the log."""
+        """What the method tells of itself, for the log; of gamma, over the iterations since the last call."""
         told: dict[str, float] = {}
         if isinstance(self.optimizer, ArmijoGD):
             told["evaluations"] = self.optimizer.evaluations
         elif isinstance(self.optimizer, StepTunedSGD | GradientVariation):
             told["gamma"] = self.optimizer.gamma.item()
             told["curvature"] = self.optimizer.curvature.item()
-        if isinstance(self.optimizer, StepTunedSGD):
-            told["negative"] = self.optimizer.stats().negative
+            told |= self._history.summary(self.optimizer)
         return told
 
     def state_dict(self) -> dict[str, Any]:
@@ -197,6 +237,7 @@ class Driver:
             "batch": self._batch,
             "pass": self._pass,
             "noise": None if self._noise is None else self._noise.state_dict(),
+            "history": self._history.state_dict(),
             "batches": self.batches,
             "samples": self.samples,
         }
@@ -208,6 +249,7 @@ class Driver:
         self._take(state["batch"])
         self._pass = state["pass"]
         self.batches, self.samples = state["batches"], state["samples"]
+        self._history.load_state_dict(state["history"])
         if state["noise"] is not None:
             self._noise = replay(self.optimizer)
             self._noise.load_state_dict(state["noise"])

@@ -1,20 +1,23 @@
-"""What an experiment will cost, from a few steps made here: runs, time, arithmetic and disk."""
+"""What an experiment will cost, from a few steps and evaluations made here: runs, time, arithmetic and disk."""
 
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from steptuned.lab.experiment import Experiment
+from steptuned.lab.experiment import Budget, Experiment
 from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Problem
-from steptuned.lab.run import synchronise
+from steptuned.lab.run import execute, folder_of, synchronise
 from steptuned.lab.spec import RunSpec
+from steptuned.lab.store import Log, Store
 
 
 @dataclass
@@ -35,39 +38,43 @@ class Plan:
 
 
 def estimate(experiment: Experiment, device: str) -> Plan:
-    """Measure a few steps of each method, and count."""
+    """Measure a few steps and an evaluation of each method, and count."""
     options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
     problem = PROBLEMS[experiment.problem](options, 0, torch.device(device))
-    spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget)
     plan = Plan()
     cost: dict[str, float] = {}
-    evaluation: float | None = None
     flop: dict[str, float] = {}
-    for entry, (count, back_propagations) in zip(experiment.entries, experiment.expected_back_propagations().values(), strict=True):
+    record = overhead = None
+    for entry in experiment.entries:
         driver = Driver(entry.method, problem, entry.grid()[0])
         if entry.method not in cost:
-            cost[entry.method] = _seconds(driver.advance, 0.2, device)
+            cost[entry.method] = _seconds(driver.advance, 0.3, device)
             flop[entry.method] = _flop(driver.advance)
-            if evaluation is None:
-                evaluation = _evaluation(problem, cost[entry.method])
-        records = count * _records(back_propagations // count, spec)
-        evaluations = records * (evaluation or 0.0)
-        forward = records * _forward(problem)
-        plan += Plan(
-            count,
-            back_propagations,
-            back_propagations * cost[entry.method] + evaluations,
-            flop[entry.method] * (back_propagations + forward),
-            records * _record_bytes(driver),
-        )
+        if record is None or overhead is None:
+            part = _part(experiment.problem, options, problem)
+            few = problem if part is options else PROBLEMS[experiment.problem](part, 0, torch.device(device))
+            seconds = _record_seconds(few, driver, device)
+            overhead = _overhead(experiment, part, seconds, device)
+            record = seconds * problem.evaluated / few.evaluated
+        for count, spec in experiment.expected_runs(entry):
+            records = _records(spec)
+            seconds = overhead + spec.budget * cost[entry.method] + records * record
+            back_propagations = spec.budget + records * _forward(problem)
+            plan += Plan(
+                count,
+                count * spec.budget,
+                count * seconds,
+                count * back_propagations * flop[entry.method],
+                count * records * _record_bytes(driver),
+            )
     return plan
 
 
-def _records(budget: int, spec: RunSpec) -> int:
-    """How many there are in the log of a run of such a length."""
+def _records(spec: RunSpec) -> int:
+    """How many there are in the log of a run."""
     done, records = 0, 1
-    while done < budget:
-        done = min(budget, spec.next_record(done))
+    while done < spec.budget:
+        done = min(spec.budget, spec.next_record(done))
         records += 1
     return records
 
@@ -77,13 +84,41 @@ def _forward(problem: Problem) -> float:
     return -(-problem.evaluated // problem.stream.batch) / 3
 
 
-def _evaluation(problem: Problem, back_propagation: float) -> float:
-    """How long an evaluation takes: measured where that is quick, else a third of a back-propagation a mini-batch."""
-    if problem.evaluated > 5_000:
-        return _forward(problem) * back_propagation
-    start = time.perf_counter()
-    problem.evaluate()
-    return time.perf_counter() - start
+def _part(name: str, options: dict[str, Any], problem: Problem) -> dict[str, Any]:
+    """Options that make an evaluation quick: about 16 mini-batches, the same share of test rows."""
+    batch, evaluated = problem.stream.batch, problem.evaluated
+    if evaluated <= 16 * batch or "test_rows" not in options:
+        return options
+    rows = options.get("eval_rows") or PROBLEMS[name].rows_of(options)
+    rows = min(rows, evaluated - 1)
+
+    def shrunk(there: int) -> int:
+        return min(there, max(1, round(16 * there / evaluated)) * batch)
+
+    part = {**options, "rows": shrunk(rows), "test_rows": shrunk(evaluated - rows)}
+    return part | ({"eval_rows": 0} if "eval_rows" in options else {})
+
+
+def _record_seconds(problem: Problem, driver: Driver, device: str) -> float:
+    """How long a record takes: the evaluation and a line of the log."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Log(Path(folder) / "log.jsonl")
+        seconds = _seconds(lambda: log.append({**problem.evaluate(), **driver.diagnostics()}), 0.1, device)
+        log.close()
+    return seconds
+
+
+def _overhead(experiment: Experiment, part: dict[str, Any], record: float, device: str) -> float:
+    """How long a run takes that does next to nothing: its folder, its problem, its files."""
+    entry = experiment.entries[0]
+    few = experiment.model_copy(update={"options": part})
+    spec = few.spec(entry, entry.grid()[0], 0, 0, Budget(iterations=1))
+    with tempfile.TemporaryDirectory() as folder:
+        run = folder_of(Store(Path(folder)), spec)
+        start = time.perf_counter()
+        execute(run, {}, device)
+        seconds = time.perf_counter() - start
+    return max(0.0, seconds - 2 * record)
 
 
 def _record_bytes(driver: Driver) -> int:
@@ -100,11 +135,15 @@ def _flop(work: Callable[[], Any]) -> float:
 
 
 def _seconds(work: Callable[[], Any], at_least: float, device: str) -> float:
-    """How long it takes, the first time left out: a mean over so many seconds, and over two at least."""
-    work()
+    """Mean duration of a call, measured for at least this long after two calls to warm up.
+
+    The number of calls is even, because the two passes of Step-Tuned SGD differ.
+    """
+    for _ in range(2):
+        work()
     synchronise(torch.device(device))
     start, times = time.perf_counter(), 0
-    while times < 2 or time.perf_counter() - start < at_least:
+    while times < 4 or times % 2 or time.perf_counter() - start < at_least:
         work()
         synchronise(torch.device(device))
         times += 1

@@ -8,25 +8,23 @@ import platform
 import subprocess
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import steptuned
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import NetworkProblem
 from steptuned.lab.ranks import Ranks
+from steptuned.lab.results import name_of
 from steptuned.lab.spec import RunSpec, derive_seed
 from steptuned.lab.store import COMPLETE, Log, Run, Status, Store
-from steptuned.replay import Replay
+from steptuned.rng import Replay
 
 CHECKPOINT_SECONDS = 60.0
-
-
-def name_of(spec: RunSpec) -> str:
-    return spec.name(PROBLEMS[spec.problem].defaults, METHODS[spec.method].defaults)
 
 
 def folder_of(store: Store, spec: RunSpec) -> Run:
@@ -40,8 +38,13 @@ def execute(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     tensorboard: Path | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 - it has no state
+    is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Status:
-    """Run it to its end, from its checkpoint if there is one; with several ranks this is the lead. Returns how it ended."""
+    """Run it to its end, from its checkpoint if there is one; with several ranks this is the lead. Returns how it ended.
+
+    ``is_abandoned`` is asked before every back-propagation. Once it returns True, a checkpoint is
+    saved and :class:`Abandoned` is raised.
+    """
     with run.claim(environment | PROBLEMS[run.spec.problem].environment()):
         status = run.status()
         if status in COMPLETE:
@@ -50,7 +53,12 @@ def execute(
         if ranks.number > 1:
             _refuse_division(spec)
         ranks.hear(spec)
-        return _train(spec, torch.device(device), ranks, _Book(run, checkpoint_seconds, tensorboard))
+        book = _Book(run, checkpoint_seconds, tensorboard, is_abandoned)
+        return _train(spec, torch.device(device), ranks, book)
+
+
+class Abandoned(BaseException):
+    """The run was stopped on request, with a checkpoint from which it can be resumed."""
 
 
 class IndivisibleError(ValueError):
@@ -130,8 +138,15 @@ def _train(spec: RunSpec, device: torch.device, ranks: Ranks, book: "_Book | Non
 class _Book:
     """What is kept of a run while it goes on: its log, its checkpoint, and scalars for those who watch."""
 
-    def __init__(self, run: Run, checkpoint_seconds: float, tensorboard: Path | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        checkpoint_seconds: float,
+        tensorboard: Path | None,
+        is_abandoned: Callable[[], bool],
+    ) -> None:
         self._run, self._seconds, self._tensorboard = run, checkpoint_seconds, tensorboard
+        self._is_abandoned = is_abandoned
         self._live: _Live | None = None
 
     def begin(self) -> dict[str, Any] | None:
@@ -151,12 +166,14 @@ class _Book:
 
     def is_due(self) -> bool:
         """Whether it is time for a checkpoint."""
-        return time.monotonic() - self._saved >= self._seconds
+        return time.monotonic() - self._saved >= self._seconds or self._is_abandoned()
 
     def save(self, state: dict[str, Any]) -> None:
         self._run.save_checkpoint(state, self._log)
         if state["done"] > self._begun:
             self._run.forget_deaths()
+        if self._is_abandoned():
+            raise Abandoned
         self._saved = time.monotonic()
 
     def finish(self, status: Status, last: dict[str, Any]) -> None:
@@ -190,10 +207,13 @@ def synchronise(device: torch.device) -> None:
 
 
 def environment_now(device: str, threads: int) -> dict[str, Any]:
-    """With what, and on what, a run is made."""
+    """With what, and on what, a run is made; and the criteria of the claims that were fixed by then."""
+    from steptuned.lab.claims import criteria_hash  # which reads what is made here
+
     return {
         "steptuned": steptuned.__version__,
         "commit": _commit(),
+        "criteria": criteria_hash(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),

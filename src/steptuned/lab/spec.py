@@ -9,6 +9,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+ADDED_FIELDS = {"ranks": 1, "log_early": 0}
+"""Fields that a spec got after runs had been made, with their defaults: see :data:`ADDED_OPTIONS`."""
+ADDED_OPTIONS: dict[str, dict[str, Any]] = {
+    "images": {"size": 32, "eval_rows": 0},
+    "autoencoder": {"eval_rows": 0},
+}
+"""Options that a problem got after runs of it had been made, with their defaults.
+
+At its default such an option is not part of a run's identity, so older runs keep theirs.
+"""
+
 
 class RunSpec(BaseModel):
     """All that determines the numbers of a run, but for the machine and the versions."""
@@ -32,8 +43,18 @@ class RunSpec(BaseModel):
     ranks: int = 1
     """Processes that make the run together. With several, sums are rounded otherwise and each has its BatchNorm statistics."""
 
+    log_early: int = 0
+    """About how many log-spaced records there are in the first tenth of the budget.
+
+    0: that tenth is logged like the rest of the run.
+    """
+
     def next_record(self, done: int) -> int:
-        """After how many back-propagations the record comes that follows the one after so many."""
+        """The step of the next log record after step ``done``."""
+        for i in range(1, self.log_early + 1):
+            early = round((self.budget / 10) ** (i / self.log_early))
+            if early > done:
+                return early
         return max(done + self.log_every, math.ceil(done * self.log_growth))
 
     @cached_property
@@ -41,7 +62,10 @@ class RunSpec(BaseModel):
         return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
 
     def canonical(self) -> str:
-        return canonical({key: value for key, value in self if key != "ranks" or value != 1})
+        fields = {key: value for key, value in self if value != ADDED_FIELDS.get(key)}
+        added = ADDED_OPTIONS.get(self.problem, {})
+        fields["options"] = {key: value for key, value in self.options.items() if key not in added or value != added[key]}
+        return canonical(fields)
 
     def name(self, default_options: dict[str, Any], default_hyper: dict[str, Any]) -> str:
         """A readable folder name: what differs from the defaults, and enough of the identity to be unique."""

@@ -17,6 +17,7 @@ had written beyond it, half a line included, is not seen again.
 
 import hashlib
 import json
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -27,13 +28,17 @@ from typing import Any, Literal
 import filelock
 import torch
 
-from steptuned.lab.spec import RunSpec
+from steptuned.lab.spec import RunSpec, canonical
 
 Status = Literal["finished", "diverged", "failed", "running", "unfinished", "not begun", "corrupt"]
 
 COMPLETE: tuple[Status, ...] = ("finished", "diverged")
 ENDED: tuple[Status, ...] = (*COMPLETE, "failed")
 TRIES = 3
+COUNTS = ("bp", "batches", "samples", "seconds", "evaluations")
+"""What of a record is counted since the run began, and not measured at its moment."""
+RELEVANT = ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")
+"""What of its environment may change the numbers of a run."""
 
 
 class Died(Exception):  # noqa: N818 - a word for what happened
@@ -181,7 +186,7 @@ class Run:
             return
         later = kept.get("resumed in", [])
         before = later[-1] if later else kept
-        if any(before.get(key) != environment.get(key) for key in ("steptuned", "torch", "python", "cpu", "device", "threads")):
+        if any(before.get(key) != environment.get(key) for key in RELEVANT):
             write_json(self.folder / "environment.json", {**kept, "resumed in": [*later, environment]})
 
     def was_interrupted(self) -> bool:
@@ -213,12 +218,20 @@ class Run:
         os.replace(temporary, path)
 
     def finish(self, status: Status, log: "Log", last: dict[str, Any]) -> None:
-        result = {"status": status, "bytes": log.bytes, "sha256": log.hash.hexdigest(), "last": last}
+        checked = {"bytes": log.bytes, "sha256": log.hash.hexdigest()}
+        result = {"status": status, **checked, "last": last, "final": final_of(self.records())}
         write_json(self.folder / "result.json", result)
         (self.folder / "checkpoint.pt").unlink(missing_ok=True)
 
     def fail(self, reason: str) -> None:
         write_json(self.folder / "failed.json", {"reason": reason})
+
+
+def final_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The final values of a run: means over the last 5 % of its records, and the counts of the last one."""
+    tail = records[-max(1, round(0.05 * len(records))) :]
+    means = {key: sum(record.get(key, math.nan) for record in tail) / len(tail) for key in tail[-1] if key not in COUNTS}
+    return {key: means.get(key, value) for key, value in tail[-1].items()}
 
 
 class Log:
@@ -259,11 +272,20 @@ class Store:
         return run
 
     def remember(self, figure: str, scale: str, experiments: list[dict[str, Any]], command: str) -> None:
-        """Keep what was asked for, for those who read the folder later."""
+        """Keep what was asked for, for those who read the folder later. Asked for again, with more seeds, it is replaced."""
         content = {"figure": figure, "scale": scale, "experiments": experiments, "command": command}
         folder = self.folder.parent / "experiments"
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / f"{figure}-{scale}.json", content)
+        mark = _mark(experiments)
+        write_json(folder / f"{figure}-{scale}-{mark}.json", content)
+        older = folder / f"{figure}-{scale}.json"  # the name that it had before a mark was part of it
+        if older.exists() and _mark(json.loads(older.read_text())["experiments"]) == mark:
+            older.unlink()
+
+    def asked(self) -> list[Path]:
+        """What was asked for, the oldest first."""
+        found = (self.folder.parent / "experiments").glob("*.json")
+        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
     def present(self) -> set[tuple[str, str]]:
         """Of which problems, at which scales, there are any runs."""
@@ -276,6 +298,12 @@ class Store:
 
     def runs(self) -> list[Run]:
         return [Run(path.parent) for path in sorted(self.folder.glob("*/*/spec.json"))]
+
+
+def _mark(experiments: list[dict[str, Any]]) -> str:
+    """Tells experiments apart that differ in more than their words and their number of seeds."""
+    words = ("title", "note", "seeds", "figure")
+    return hashlib.sha256(canonical([{k: v for k, v in e.items() if k not in words} for e in experiments]).encode()).hexdigest()[:8]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -19,10 +18,12 @@ from rich.progress import (
 from rich.text import Text
 
 from steptuned.lab.engine import Engine, device_here, ignore_interrupts, is_usable
-from steptuned.lab.experiment import Experiment, Outcome, stages
+from steptuned.lab.experiment import Experiment
 from steptuned.lab.plan import duration, estimate
 from steptuned.lab.problems import PROBLEMS
-from steptuned.lab.run import folder_of, name_of
+from steptuned.lab.results import Results
+from steptuned.lab.run import folder_of
+from steptuned.lab.search import Outcome, stages
 from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import Run, Store
 
@@ -32,55 +33,6 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 
     def __init__(self, done: int, total: int, remark: str) -> None:
         super().__init__(f"stopped with {done} of {total} runs of this stage done{remark}")
-
-
-class Results:
-    """The complete runs of a store, as far as they were asked for."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._last: dict[str, dict[str, Any] | None] = {}
-
-    def run(self, spec: RunSpec) -> Run:
-        return self.store.find(spec, name_of(spec))
-
-    def last(self, spec: RunSpec) -> dict[str, Any] | None:
-        if spec.identity not in self._last:
-            result = self.run(spec).result()
-            finished = result is not None and result["status"] == "finished"
-            if result is None:
-                return None
-            self._last[spec.identity] = result["last"] if finished else None
-        return self._last[spec.identity]
-
-    def records(self, spec: RunSpec) -> list[dict[str, Any]]:
-        run = self.run(spec)
-        return run.records() if run.result() is not None else []
-
-
-class Forgiving(Results):
-    """Reads what can be read, and remembers what cannot."""
-
-    def __init__(self, store: Store, damaged: list[str]) -> None:
-        super().__init__(store)
-        self.damaged = damaged
-        self._begun: dict[str, list[dict[str, Any]]] = {}
-
-    def records(self, spec: RunSpec) -> list[dict[str, Any]]:
-        return self.begun(spec) if self.run(spec).result() is not None else []
-
-    def begun(self, spec: RunSpec) -> list[dict[str, Any]]:
-        """The records so far, of unfinished runs too."""
-        if spec.identity not in self._begun:
-            try:
-                records = self.run(spec).records()
-                if not all(isinstance(record, dict) and {"bp", "loss"} <= record.keys() for record in records):
-                    raise ValueError(f"{self.run(spec).log_path} has lines of another kind; delete its folder and run it again")
-                self._begun[spec.identity] = records
-            except (ValueError, OSError) as error:
-                self.damaged.append(str(error))
-                self._begun[spec.identity] = []
-        return self._begun[spec.identity]
 
 
 class Sweep:
@@ -177,14 +129,3 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.speed or 0.0
         return Text(f"{speed:.1f}/s" if speed >= 1 else f"{60 * speed:.1f}/min", style="dim")
-
-
-def outcome_of(experiment: Experiment, results: Results) -> Outcome:
-    """What an experiment came to, from a store, running nothing: what is not there is missing."""
-    plan = stages(experiment, results)
-    try:
-        while True:
-            next(plan)
-    except StopIteration as end:
-        outcome: Outcome = end.value
-        return outcome

@@ -62,6 +62,17 @@ def check(**arguments: Any) -> None:
             raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
+def check_params(group: dict[str, Any], name: str) -> None:
+    """Refuse parameters of a kind that no optimizer here can move."""
+    if any(p.is_complex() for p in group["params"]):
+        raise ValueError(f"{name} does not support complex parameters: optimise torch.view_as_real(p) instead")
+
+
+def scalar(lr: float | Tensor) -> float | Tensor:
+    """A learning rate as a number or a 0-d tensor."""
+    return lr.reshape(()) if isinstance(lr, Tensor) else lr
+
+
 def check_group(group: Any, optimizer: torch.optim.Optimizer, shared: Iterable[str]) -> None:
     """Check the options of a parameter group that is about to be added; the shared ones must agree with those of the first."""
     if not isinstance(group, dict):
@@ -79,10 +90,10 @@ def check_group(group: Any, optimizer: torch.optim.Optimizer, shared: Iterable[s
                 )
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the user's code, however deep in torch and here the warning arises."""
     inner = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and (frame.f_code.co_filename.startswith(inner) or "contextlib" in frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steptuned.optim import sharded
-from steptuned.optim.arguments import check
+from steptuned.optim.arguments import check, check_group, check_params
 
 
 class ArmijoGD(Optimizer):
@@ -34,8 +34,14 @@ class ArmijoGD(Optimizer):
         defaults = {"lr": lr, "slope": slope, "shrink": shrink, "max_backtracks": max_backtracks}
         check(**defaults)
         super().__init__(params, defaults)
-        sharded.refuse((p for group in self.param_groups for p in group["params"]), type(self).__name__, sharded=False)
         self.param_groups[0].update(evaluations=0, scale=0.0)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which may have its own ``lr``."""
+        check_group(param_group, self, ("slope", "shrink", "max_backtracks"))
+        super().add_param_group(param_group)
+        check_params(self.param_groups[-1], type(self).__name__)
+        sharded.refuse(self.param_groups[-1]["params"], type(self).__name__, sharded=False)
 
     @property
     def evaluations(self) -> int:

@@ -21,5 +21,5 @@ class BarzilaiBorweinGD(GradientVariation):
     def __init__(self, params: ParamsT, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
 
-    def _gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
+    def _raw_gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
         return rule.gamma(square, curvature.abs(), float(self.param_groups[0]["gamma"]))

@@ -1,13 +1,24 @@
 """Parameters that are worked on together, and what of their gradients enters the arithmetic."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from steptuned.optim import flat, sharded
+from steptuned.optim.notices import warn_low_precision
 from steptuned.optim.scaling import Scaling
 from steptuned.optim.sharded import Place, local
+
+if TYPE_CHECKING:
+    from steptuned.optim.step_tuned_sgd import StepTunedSGD
+
+LARGE = 1 << 16
+"""A tensor on the CPU with at least this many elements is worked on in chunks."""
+
+FULL = 1 << 24
+"""Lists of tensors are worked on about so many elements at a time, which bounds the memory for what is in between."""
 
 
 @dataclass(slots=True)
@@ -73,6 +84,64 @@ class Bucket:
             overflow = scaling.found_inf.to(self.device) != 0
             grads = [torch.where(overflow, 0.0, g) for g in grads]
         return grads
+
+
+def gather(opt: "StepTunedSGD", scaling: Scaling | None) -> list[Bucket]:
+    """The parameters that have a gradient, in lists of one group, device, precision and way to work."""
+    full: list[Bucket] = []
+    filling: dict[Any, Bucket] = {}
+    for i, group in enumerate(opt.param_groups):
+        plain = scaling is None and not group["maximize"] and group["foreach"] is not True
+        for p in group["params"]:
+            g = sharded.gradient(p)
+            if g is None:
+                continue
+            if g.layout is not torch.strided:
+                raise RuntimeError("StepTunedSGD does not support sparse gradients: make the layer's gradients dense")
+            state = opt.state.get(p, {})
+            if state:
+                keep_up(state, p)
+            in_chunks = plain and fits_chunks(p, g, state)
+            place = sharded.place(p)
+            key = (i, p.device, p.dtype, in_chunks, place)
+            if key not in filling:
+                filling[key] = Bucket(group, in_chunks, place)
+            bucket = filling[key]
+            bucket.add(p, g, state)
+            if group["foreach"] is False or bucket.size >= FULL:
+                full.append(filling.pop(key))
+    buckets = [*full, *filling.values()]
+    for bucket in buckets:
+        if bucket.is_low_precision:
+            warn_low_precision(opt, bucket.params[0].dtype)
+    return buckets
+
+
+def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
+    """Whether this parameter, or this rank's part of it, can be worked on in chunks of flat memory."""
+    if p.numel() < LARGE or p.device.type != "cpu" or p.dtype != g.dtype or is_low_precision(p):
+        return False
+    parts = [sharded.local(t) for t in (p, g, *(state[name] for name in ("G", "g0") if state and state[name] is not None))]
+    if type(parts[0]) not in (Tensor, torch.nn.Parameter):
+        return False
+    return parts[0].numel() >= LARGE and flat.same_layout(*parts)
+
+
+def keep_up(state: dict[str, Any], p: Tensor) -> None:
+    """Let G follow a parameter that was moved to another device or made of another precision."""
+    if state["held"] and (state["g0"].dtype != precision(p) or ("displacement" in state) != is_low_precision(p)):
+        raise RuntimeError(
+            f"a parameter was cast to {p.dtype} between the two passes, so its gradients cannot be compared: cast the model "
+            "before the first pass, after opt.cancel()"
+        )
+    G = state["G"]
+    if G.device != p.device or G.dtype != precision(p):
+        state["G"] = G.to(p.device, precision(p))
+
+
+def params_of(opt: torch.optim.Optimizer) -> list[Tensor]:
+    """All parameters, group by group."""
+    return [p for group in opt.param_groups for p in group["params"]]
 
 
 def precision(p: Tensor) -> torch.dtype:

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from steptuned import rule
 from steptuned.optim import sharded
-from steptuned.optim.arguments import check, check_group
+from steptuned.optim.arguments import check, check_group, check_params, scalar
 
 Vector = Sequence[Tensor]
 """A vector of the parameter space: one tensor for each parameter, in their order."""
@@ -29,12 +29,23 @@ class GradientVariation(Optimizer):
         check(**defaults)
         super().__init__(params, defaults)
         gamma = torch.ones((), dtype=torch.float64)
-        self.param_groups[0].update(k=0, gamma=gamma, curvature=torch.full_like(gamma, torch.nan))
+        unknown = torch.full_like(gamma, torch.nan)
+        self.param_groups[0].update(k=0, gamma=gamma, raw_gamma=unknown, curvature=unknown)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        first = self.param_groups[0]
+        if "raw_gamma" not in first and "gamma" in first:  # a state of a version that had the curvature in another unit
+            first["raw_gamma"] = first["curvature"] = torch.full_like(first["gamma"], torch.nan)
+        for group in self.param_groups:
+            if "step" in group:
+                group["effective_lr"] = group.pop("step")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may have its own ``lr``; its parameters have not moved yet."""
         check_group(param_group, self, self.defaults.keys() & {"nu", "bounds", "delta"})
         super().add_param_group(param_group)
+        check_params(self.param_groups[-1], type(self).__name__)
         sharded.refuse(self.param_groups[-1]["params"], type(self).__name__, sharded=False)
 
     @property
@@ -43,8 +54,13 @@ class GradientVariation(Optimizer):
         return self.param_groups[0]["gamma"].clone()
 
     @property
+    def raw_gamma(self) -> Tensor:
+        """The gamma of the last step before clipping, nu where the curvature is not positive; nan before there is one."""
+        return self.param_groups[0]["raw_gamma"].clone()
+
+    @property
     def curvature(self) -> Tensor:
-        """The curvature <G, dtheta> of the last step; nan before there is one."""
+        """The curvature along the last displacement, <G, dtheta> / |dtheta|^2; nan before there is one."""
         return self.param_groups[0]["curvature"].clone()
 
     @torch.no_grad()
@@ -61,8 +77,8 @@ class GradientVariation(Optimizer):
         first = self.param_groups[0]
         params = self._params()
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        if any(g.layout is not torch.strided or g.is_complex() for g in gradient):
-            raise RuntimeError(f"{type(self).__name__} supports neither sparse nor complex gradients")
+        if any(g.layout is not torch.strided for g in gradient):
+            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients: make the layer's gradients dense")
         observed = self._observe(gradient)
         for p, o in zip(params, observed, strict=True):
             if not self.state[p]:  # the first iteration of this parameter: it has not moved
@@ -72,14 +88,16 @@ class GradientVariation(Optimizer):
             variation = self._variation(observed, [self.state[p]["observed"] for p in params])
             square, curvature = _inner(displacement, displacement), _inner(variation, displacement)
             if torch.isfinite(square) and torch.isfinite(curvature):
-                first["gamma"], first["curvature"] = self._gamma(square, curvature), curvature
+                first["raw_gamma"] = self._raw_gamma(square, curvature)
+                first["gamma"] = self._clip(first["raw_gamma"])
+                first["curvature"] = rule.per_unit(curvature, square)
         decay = self._decay(first["k"])
         for group in self.param_groups:
-            group["step"] = group["lr"] * decay * first["gamma"]
+            group["effective_lr"] = scalar(group["lr"]) * decay * first["gamma"]
             for p in group["params"]:
                 before = p.clone()
                 if p.grad is not None:
-                    p.sub_(group["step"].to(p.device) * p.grad)
+                    p.sub_(group["effective_lr"].to(p.device) * p.grad)
                 self.state[p].update(displacement=p - before)
         for p, o in zip(params, observed, strict=True):
             self.state[p]["observed"] = o.clone()
@@ -97,8 +115,11 @@ class GradientVariation(Optimizer):
         """G_k, from the observations at theta_k and theta_{k-1}."""
         return [new - old for new, old in zip(observed, before, strict=True)]
 
-    def _gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
+    def _raw_gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
         return rule.gamma(square, curvature, self.param_groups[0]["nu"])
+
+    def _clip(self, gamma: Tensor) -> Tensor:
+        return gamma
 
     def _decay(self, k: int) -> float:
         return 1.0
@@ -128,8 +149,8 @@ class StochasticGV(GradientVariation):
     ) -> None:
         super().__init__(params, {"lr": lr, "nu": nu, "bounds": bounds, "delta": delta})
 
-    def _gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
-        return rule.clip(super()._gamma(square, curvature), self.param_groups[0]["bounds"])
+    def _clip(self, gamma: Tensor) -> Tensor:
+        return rule.clip(gamma, self.param_groups[0]["bounds"])
 
     def _decay(self, k: int) -> float:
         return rule.robbins_monro(float(k), self.param_groups[0]["delta"], 1)
@@ -188,7 +209,7 @@ class ExpectedGV(_Asking):
         super().__init__(params, expectation, **options)
 
     def _variation(self, observed: Vector, before: Vector) -> Vector:
-        steps = [group.get("step", 0.0) for group in self.param_groups for _ in group["params"]]
+        steps = [group.get("effective_lr", 0.0) for group in self.param_groups for _ in group["params"]]
         return [-step * C for step, C in zip(steps, before, strict=True)]
 
 

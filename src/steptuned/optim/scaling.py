@@ -1,5 +1,6 @@
 """What a GradScaler tells an optimizer, and by which road a gradient came."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -41,6 +42,8 @@ class FromScaler:
 
     def __set__(self, instance: Any, value: Any) -> None:
         instance.__dict__[self._slot] = value
+        if self._slot == "_scaler_grad_scale" and value is not None:
+            instance._refuse_second_unscaling(sys._getframe(1).f_locals.get("self"))
 
     def __get__(self, instance: Any, owner: type) -> Any:
         raise AttributeError("set by a GradScaler, and not to be read again")
@@ -58,6 +61,9 @@ class Scalable:
     _step_supports_amp_scaling = True
     grad_scale = FromScaler()
     found_inf = FromScaler()
+
+    def _refuse_second_unscaling(self, scaler: Any) -> None:
+        """Told the GradScaler that is about to have this one's gradients unscaled."""
 
 
 def take_scaling(owner: Scalable) -> Scaling | None:

@@ -71,6 +71,17 @@ def spread_alike(t: Tensor, p: Tensor) -> bool:
     return is_dtensor(t) and is_dtensor(p) and (t.device_mesh, t.placements) == (p.device_mesh, p.placements)  # type: ignore[attr-defined]
 
 
+class Shares(dict[Place | None, Tensor]):
+    """This rank's shares of sums over the parameters, for each place where parameters lie."""
+
+    def __init__(self, zeros: Tensor) -> None:
+        super().__init__({None: zeros})
+
+    def add(self, place: Place | None, share: Tensor) -> None:
+        share = share.to(self[None].device)
+        self[place] = self[place] + share if place in self else share
+
+
 def reduce(shares: dict[Place | None, Tensor], params: Iterable[Tensor]) -> Tensor:
     """Sums over all parameters, from this rank's share of those at each place.
 

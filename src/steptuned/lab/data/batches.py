@@ -1,4 +1,4 @@
-"""Mini-batches straight from memory: uint8 images on the training device, gathered, standardised, and augmented if asked."""
+"""Mini-batches straight from memory: images on the training device, gathered, standardised, and augmented if asked."""
 
 import torch
 from torch import Tensor
@@ -6,17 +6,39 @@ from torch import Tensor
 PAD = 4
 
 
-class Batches:
-    """Images and labels on a device. What comes out is float32, in the layout that the network wants."""
+def halved(images: Tensor) -> Tensor:
+    """Images of half the height and width: means of 2x2 pixels, as float32 from 0 to 255.
 
-    def __init__(self, images: Tensor, labels: Tensor, device: torch.device, channels_last: bool, standard: Tensor | None) -> None:
+    Bytes would not do: a mean of four bytes is a multiple of 1/4, which float32 holds exactly.
+    """
+    sums = sum(images[:, :, i::2, j::2].to(torch.int16) for i in (0, 1) for j in (0, 1))
+    assert isinstance(sums, Tensor)
+    return sums.to(torch.float32) / 4
+
+
+class Batches:
+    """Images and labels on a device. What comes out is float32, in the layout that the network wants.
+
+    Images are bytes, or what :func:`halved` makes of them.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        device: torch.device,
+        channels_last: bool,
+        standard: Tensor | None,
+        pad: int = PAD,
+    ) -> None:
         """With images as ``standard``, each channel is standardised by their mean and deviation; else pixels are in [0, 1]."""
+        self.pad = pad
         self.labels = labels.to(device)
         self.channels_last = channels_last
-        # Rows of bytes: a mini-batch is gathered by whole rows, in the order that the layout asks for.
+        # A mini-batch is gathered by whole rows, in the order that the layout asks for.
         stored = images.permute(0, 2, 3, 1) if channels_last else images
         self._shape = stored.shape[1:]
-        self._bytes = stored.reshape(len(images), -1).to(device)
+        self._stored = stored.reshape(len(images), -1).to(device)
         mean, deviation = (torch.zeros(images.shape[1]), torch.ones(images.shape[1]))
         if standard is not None:
             mean, deviation = mean_and_deviation(standard)
@@ -31,11 +53,14 @@ class Batches:
         return self._standardised(self._gathered(rows)), self.labels[rows]
 
     def augmented(self, rows: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> tuple[Tensor, Tensor]:
-        """Each image padded by four black pixels, cropped at (down, right) of 0 to 8, and flipped where flip is 1."""
+        """Each image padded by ``pad`` black pixels, cropped at (down, right), and flipped where flip is 1.
+
+        ``down`` and ``right`` are from 0 to 2 ``pad``.
+        """
         device = self.labels.device
         rows, down, right, flip = (t.to(device) for t in (rows, down, right, flip))
-        padded = torch.nn.functional.pad(self._gathered(rows), (PAD, PAD, PAD, PAD))
-        height, width = (torch.arange(n - 2 * PAD, device=device) for n in padded.shape[2:])
+        padded = torch.nn.functional.pad(self._gathered(rows), (self.pad,) * 4)
+        height, width = (torch.arange(n - 2 * self.pad, device=device) for n in padded.shape[2:])
         y = height[None, :] + down[:, None]
         x = torch.where(flip[:, None] == 1, width.flip(0)[None, :], width[None, :]) + right[:, None]
         images = torch.arange(len(rows), device=device)
@@ -43,7 +68,7 @@ class Batches:
         return self._standardised(cropped if self.channels_last else cropped.contiguous()), self.labels[rows]
 
     def _gathered(self, rows: Tensor) -> Tensor:
-        found = self._bytes.index_select(0, rows).view(-1, *self._shape)
+        found = self._stored.index_select(0, rows).view(-1, *self._shape)
         return found.permute(0, 3, 1, 2) if self.channels_last else found
 
     def _standardised(self, images: Tensor) -> Tensor:
@@ -51,9 +76,14 @@ class Batches:
 
 
 def mean_and_deviation(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every channel, pixels being in [0, 1]. Exact: from how often each of the 256 values occurs."""
-    values = torch.arange(256, dtype=torch.float64) / 255
-    counts = torch.stack([torch.bincount(channel.reshape(-1), minlength=256) for channel in images.unbind(1)]).double()
+    """Of every channel, pixels being in [0, 1]. Exact: from how often each value occurs.
+
+    Bytes have 256 values, the means of four bytes 1021.
+    """
+    parts = 4 if images.is_floating_point() else 1
+    values = torch.arange(255 * parts + 1, dtype=torch.float64) / (255 * parts)
+    whole = (images * parts).to(torch.int16) if parts > 1 else images
+    counts = torch.stack([torch.bincount(c.reshape(-1), minlength=len(values)) for c in whole.unbind(1)]).double()
     total = counts.sum(1)
     mean = counts @ values / total
     variance = counts @ values.square() / total - mean.square()

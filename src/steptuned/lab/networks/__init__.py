@@ -6,7 +6,7 @@ from torch import nn
 
 from steptuned.lab.networks.autoencoder import autoencoder
 from steptuned.lab.networks.lenet import lenet
-from steptuned.lab.networks.nin import nin
+from steptuned.lab.networks.nin import nin, nin_author
 from steptuned.lab.networks.resnet import resnet20
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
@@ -14,9 +14,13 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "silu
 NETWORKS: dict[str, Callable[[int, type[nn.Module]], nn.Module]] = {
     "resnet-20": resnet20,
     "nin": nin,
+    "nin-author": nin_author,
     "lenet": lambda classes, activation: lenet(classes, activation, batchnorm=False),
     "lenet-batchnorm": lambda classes, activation: lenet(classes, activation, batchnorm=True),
 }
 """Classifiers, from the number of classes and the activation."""
 
-__all__ = ["ACTIVATIONS", "NETWORKS", "autoencoder"]
+ONLY_32 = ("lenet", "lenet-batchnorm", "nin-author")
+"""Classifiers that take no images but those of 32x32 pixels."""
+
+__all__ = ["ACTIVATIONS", "NETWORKS", "ONLY_32", "autoencoder"]

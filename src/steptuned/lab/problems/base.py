@@ -20,8 +20,8 @@ class Problem(ABC):
 
     defaults: ClassVar[dict[str, Any]]
     """The options and their default values."""
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """The valid values of the options that are words."""
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """The valid values of the options that have only some."""
     description: ClassVar[str]
     things: ClassVar[str] = "training images"
     """Of what J is a sum."""
@@ -43,6 +43,11 @@ class Problem(ABC):
     @abstractmethod
     def rows_of(options: dict[str, Any]) -> int:
         """N: of how many terms the sum is."""
+
+    @staticmethod
+    def conflict(options: dict[str, Any]) -> tuple[str, str] | None:
+        """An option whose value does not go with the other options, and why; None if there is none."""
+        return None
 
     @staticmethod
     def environment() -> dict[str, Any]:

@@ -16,6 +16,7 @@ def _setting(title: str, problem: str, epochs: int, **options: Any) -> dict[str,
     }
 
 
+_LENET = {"data": "cifar-10", "activation": "elu", "layout": "channels_last"}
 _RESNET = {"network": "resnet-20", "activation": "relu", "layout": "channels_last"}
 
 TABLE_1: dict[str, dict[str, Any]] = {
@@ -25,6 +26,6 @@ TABLE_1: dict[str, dict[str, Any]] = {
         "CIFAR-10, Network in Network", "images", 300, data="cifar-10", network="nin", activation="elu", layout="channels_last"
     ),
     "d": _setting("MNIST, autoencoder", "autoencoder", 500, activation="silu"),
-    "e": _setting("CIFAR-10, LeNet without BatchNorm", "images", 300, data="cifar-10", network="lenet", activation="elu"),
-    "f": _setting("CIFAR-10, LeNet with BatchNorm", "images", 300, data="cifar-10", network="lenet-batchnorm", activation="elu"),
+    "e": _setting("CIFAR-10, LeNet without BatchNorm", "images", 300, network="lenet", **_LENET),
+    "f": _setting("CIFAR-10, LeNet with BatchNorm", "images", 300, network="lenet-batchnorm", **_LENET),
 }

@@ -12,15 +12,18 @@ import numpy as np
 import torch
 
 from steptuned import rule
-from steptuned.lab.experiment import Experiment, Group, Outcome
+from steptuned.lab.experiment import Experiment
 from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.report.gamma import Quartiles, bounds_of, is_fixed, limits, quartiles_of
 from steptuned.lab.report.measures import ends, instances_to_level, rate_of
-from steptuned.lab.sweep import Results
+from steptuned.lab.results import Results
+from steptuned.lab.search import Group, Outcome
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; each method has one, and a line of its own, everywhere.
 STYLES: dict[str, tuple[str, str]] = {
@@ -89,6 +92,8 @@ def single(figure: Callable[[Outcome, Results], Figure]) -> Callable[[str, list[
 def headline(figure: Figure, title: str, outcomes: list[Outcome]) -> None:
     scale = outcomes[0].experiment.scale
     note = "" if scale == "paper" else f"   ({scale} scale: fewer data, a smaller grid or a smaller budget than scale paper)"
+    if scale == "short":
+        note = "   (short scale: networks learn images in fewer epochs than at scale paper)"
     figure.suptitle(f"{brief(title, 160)}{note}", fontsize=9, wrap=True)
 
 
@@ -103,39 +108,141 @@ def label_of(group: Group) -> str:
     chosen = [
         f"{key} {','.join(map(short, value)) if isinstance(value, list) else short(value)}"
         for key, value in group.winner.hyper.items()
-        if len(group.entry.axes[key]) > 1
+        if len(group.entry.axes[key]) > 1 or (key == "lr" and group.entry.follows)
     ]
     return f"{group.entry.label} ({', '.join(chosen)})" if chosen else group.entry.label
+
+
+Value = Callable[[dict[str, Any], int], float | None]
+X = Callable[[dict[str, Any]], float]
 
 
 def curves(
     axis: Axes,
     outcome: Outcome,
     results: Results,
-    value: Callable[[dict[str, Any], int], float | None],
-    x: Callable[[dict[str, Any]], float],
+    value: Value,
+    x: X,
     labelled: bool = True,
 ) -> None:
+    """The curves of all methods on the first instance."""
+    for index, group in enumerate(_first_instance(outcome)):
+        curve(axis, index, group, outcome, results, value, x, labelled)
+
+
+def curve(
+    axis: Axes,
+    index: int,
+    group: Group,
+    outcome: Outcome,
+    results: Results,
+    value: Value,
+    x: X,
+    labelled: bool,
+) -> None:
     """A line for every seed, thin, with their mean and the band from smallest to largest."""
-    for index, group in enumerate(group for group in outcome.groups if group.instance == 0):
+    colour, line = style_of(group, index)
+    label, seeds = brief(label_of(group)), outcome.experiment.seeds
+    runs = []
+    for seed, spec in group.specs.items():
+        points = [(x(record), value(record, seed)) for record in results.records(spec)]
+        points = [(at, v) for at, v in points if v is not None and np.isfinite(v)]
+        if points:
+            runs.append(np.array(points).T)
+    if not runs:
+        axis.plot([], [], line, color=colour, label=f"{label}, 0/{seeds} seeds")
+        return
+    shortest = min(len(run[0]) for run in runs)
+    at, values = runs[0][0][:shortest], np.array([run[1][:shortest] for run in runs])
+    missing = "" if len(runs) == seeds else f", {len(runs)}/{seeds} SEEDS"
+    for run in runs:
+        axis.plot(*run, line, color=colour, linewidth=0.6, alpha=0.5)
+    axis.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.12, linewidth=0)
+    named = f"{label}{missing}" if labelled else None
+    axis.plot(at, values.mean(0), line, color=colour, linewidth=1.6, label=named)
+
+
+def gammas(axis: Axes, outcome: Outcome, results: Results, key: str, x: X) -> None:
+    """Gamma or raw gamma of every tuned method: median, quartiles and bounds, on a log axis.
+
+    Methods with a fixed gamma have a thin line, and no raw gamma: nothing follows from it. Logs
+    without quartiles have gamma itself.
+    """
+    bands: list[Quartiles] = []
+    bounds: list[tuple[str, tuple[float, float]]] = []
+    for index, group in enumerate(_first_instance(outcome)):
         colour, line = style_of(group, index)
-        runs = []
-        for seed, spec in group.specs.items():
-            points = [(x(record), value(record, seed)) for record in results.records(spec)]
-            points = [(at, v) for at, v in points if v is not None and np.isfinite(v)]
-            if points:
-                runs.append(np.array(points).T)
-        if not runs:
-            axis.plot([], [], line, color=colour, label=f"{brief(label_of(group))}, 0/{outcome.experiment.seeds} seeds")
+        name, clipped = group.entry.name, bounds_of(group)
+        fixed = is_fixed(clipped)
+        if fixed and key != "gamma":
             continue
-        shortest = min(len(run[0]) for run in runs)
-        at, values = runs[0][0][:shortest], np.array([run[1][:shortest] for run in runs])
-        missing = "" if len(runs) == outcome.experiment.seeds else f", {len(runs)}/{outcome.experiment.seeds} SEEDS"
-        for run in runs:
-            axis.plot(*run, line, color=colour, linewidth=0.6, alpha=0.5)
-        axis.fill_between(at, values.min(0), values.max(0), color=colour, alpha=0.12, linewidth=0)
-        label = f"{brief(label_of(group))}{missing}" if labelled else None
-        axis.plot(at, values.mean(0), line, color=colour, linewidth=1.6, label=label)
+        band = quartiles_of(group, results, key, x)
+        if band is None and key != "gamma":
+            continue
+        if clipped is not None and not fixed:
+            bounds.append((colour, clipped))
+        if band is None:
+            curve(axis, index, group, outcome, results, _recorded(key), x, labelled=False)
+            continue
+        bands.append(band)
+        label = f"_{key} median {name}"
+        if not band.varies:
+            axis.plot(band.x, band.median, line, color=colour, linewidth=0.8, label=label)
+            continue
+        axis.fill_between(
+            band.x,
+            band.low,
+            band.high,
+            color=colour,
+            alpha=0.25 if key == "gamma" else 0.15,
+            linewidth=0,
+            label=f"_{key} quartiles {name}",
+        )
+        axis.plot(band.x, band.median, line, color=colour, linewidth=1.6, label=label)
+    logarithmic(axis)
+    if bands and (shown := limits(bands, [pair for _, pair in bounds])):
+        axis.set_ylim(shown)
+        plain_ticks(axis)
+    draw_bounds(axis, bounds)
+    axis.set(ylabel=key)
+    if bands:
+        text = "line: median, band: quartiles between log records"
+        more = "; nu at negative curvature" if key != "gamma" else ""
+        axis.set_title(f"{text}{more}", fontsize=6, loc="left", pad=2)
+
+
+def draw_bounds(axis: Axes, bounds: list[tuple[str, tuple[float, float]]]) -> None:
+    """Dotted lines at m and M, each value once, in the colour of its method if it has only one."""
+    for i, (letter, side) in enumerate((("m", "top"), ("M", "bottom"))):
+        for value in sorted({pair[i] for _, pair in bounds}):
+            colours = [colour for colour, pair in bounds if pair[i] == value]
+            colour = colours[0] if len(colours) == 1 < len(bounds) else "0.35"
+            text = f"{letter} = {value:g}"
+            axis.axhline(value, color=colour, linewidth=0.8, linestyle=":", label=f"_{text}")
+            axis.annotate(
+                text,
+                (1, value),
+                xycoords=axis.get_yaxis_transform(),
+                xytext=(3, 0),
+                textcoords="offset points",
+                va=side,
+                fontsize=6,
+                color=colour,
+                annotation_clip=False,
+            )
+
+
+def plain_ticks(axis: Axes) -> None:
+    """Numbers like 0.5 on a log axis; steps of 1, 2, 5 where it spans less than two decades."""
+    low, high = axis.get_ylim()
+    subs = (1.0, 2.0, 5.0) if high / low < 100 else (1.0,)
+    axis.yaxis.set_major_locator(LogLocator(subs=subs))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _first_instance(outcome: Outcome) -> list[Group]:
+    return [group for group in outcome.groups if group.instance == 0]
 
 
 def logarithmic(axis: Axes) -> None:
@@ -145,8 +252,9 @@ def logarithmic(axis: Axes) -> None:
 
 
 def per_epoch(outcome: Outcome) -> int:
-    spec = outcome.groups[0].trials[0].spec
-    return -(-PROBLEMS[spec.problem].rows_of(spec.options) // spec.options["batch"])
+    problem = PROBLEMS[outcome.experiment.problem]
+    options = {**problem.defaults, **outcome.experiment.options}
+    return -(-problem.rows_of(options) // options["batch"])
 
 
 def distance_to_best(outcome: Outcome, results: Results) -> Figure:
@@ -163,34 +271,85 @@ def distance_to_best(outcome: Outcome, results: Results) -> Figure:
 
 def loss(outcome: Outcome, results: Results) -> Figure:
     epoch = per_epoch(outcome)
-    figure, axis = plt.subplots(figsize=(7, 4.6), layout="constrained")
-    curves(axis, outcome, results, lambda r, _: r["loss"], lambda r: r["bp"] / epoch)
-    logarithmic(axis)
-    axis.set(xlabel=f"epochs (of {epoch} back-propagations)", ylabel="J")
-    axis.legend(fontsize=7, frameon=False)
+    rows = ["loss", *_logged(("gamma", "raw gamma"), [outcome], results)]
+    figure, axes = _rows(rows, 7.0, 1)
+    _draw_rows(axes[:, 0], rows, outcome, results, lambda r: r["bp"] / epoch, legend_columns=2)
+    axes[0, 0].set(ylabel="J")
+    axes[-1, 0].set(xlabel=f"epochs (of {epoch} back-propagations)")
     return figure
 
 
 def loss_test_gamma(name: str, outcomes: list[Outcome], results: Results) -> Figure:
-    """A column a panel: the training loss, how the network does on the test images, and gamma, on one x axis."""
-    size = (3.4 + 3.6 * len(outcomes), 7.5)
-    figure, grid = plt.subplots(3, len(outcomes), figsize=size, squeeze=False, sharex="col", height_ratios=(3, 2, 1.2))
-    figure.set_layout_engine("constrained")
+    """A column per panel: training losses, performance on the test data, and gamma."""
+    rows = ["loss", *_logged(("plain loss",), outcomes, results), "test"]
+    rows += _logged(("gamma", "raw gamma"), outcomes, results)
+    figure, grid = _rows(rows, 3.4 + 3.6 * len(outcomes), len(outcomes))
     for axes, outcome in zip(grid.T, outcomes, strict=True):
-        experiment, epoch = outcome.experiment, per_epoch(outcome)
-        tested = "accuracy" if any("accuracy" in record for record in _lasts(outcome, results)) else "test loss"
-        for axis, key in zip(axes, ("loss", tested, "gamma"), strict=True):
-            curves(axis, outcome, results, _recorded(key), lambda r: r["bp"], labelled=key == "loss")
-        logarithmic(axes[0])
-        axes[0].set(ylabel="training loss J")
-        axes[0].set_title(f"{brief(f'{experiment.name}: {experiment.title}', 90)}\n{size_of(experiment)}", fontsize=8)
-        axes[0].legend(fontsize=6.5, frameon=False)
-        axes[1].set(ylabel="test accuracy" if tested == "accuracy" else "test loss")
-        if tested != "accuracy":
-            logarithmic(axes[1])
-        axes[2].set(ylabel="gamma", xlabel=f"back-propagations ({epoch} an epoch)", ylim=(0, None))
+        experiment = outcome.experiment
+        _draw_rows(axes, rows, outcome, results, lambda r: r["bp"])
+        title = brief(f"{experiment.name}: {experiment.title}", 90)
+        axes[0].set_title(f"{title}\n{size_of(experiment)}", fontsize=8)
+        axes[-1].set(xlabel=f"back-propagations ({per_epoch(outcome)} per epoch)")
     headline(figure, name, outcomes)
     return figure
+
+
+HEIGHTS = {"loss": 3.0, "plain loss": 2.2, "test": 2.0, "gamma": 1.5, "raw gamma": 1.5}
+"""Of the rows of a figure, in inches."""
+
+
+def _rows(rows: list[str], width: float, columns: int) -> tuple[Figure, Any]:
+    heights = [HEIGHTS[row] for row in rows]
+    size = (width, sum(heights) + 1.6)
+    figure, grid = plt.subplots(
+        len(rows),
+        columns,
+        figsize=size,
+        squeeze=False,
+        sharex="col",
+        height_ratios=heights,
+    )
+    figure.set_layout_engine("constrained")
+    return figure, grid
+
+
+def _draw_rows(
+    axes: Any,
+    rows: list[str],
+    outcome: Outcome,
+    results: Results,
+    x: X,
+    legend_columns: int = 1,
+) -> None:
+    """One column of a figure, with its legend below."""
+    for axis, row in zip(axes, rows, strict=True):
+        if row in ("gamma", "raw gamma"):
+            gammas(axis, outcome, results, row, x)
+            continue
+        has_accuracy = any("accuracy" in last for last in _lasts(outcome, results))
+        key = row if row != "test" else "accuracy" if has_accuracy else "test loss"
+        curves(axis, outcome, results, _recorded(key), x, labelled=row == "loss")
+        axis.set(ylabel=TITLES[key])
+        if key != "accuracy":
+            logarithmic(axis)
+    handles, labels = axes[0].get_legend_handles_labels()
+    below = (0.5, -0.5 / HEIGHTS[rows[-1]])
+    style: dict[str, Any] = {"fontsize": 6.5, "frameon": False, "loc": "upper center"}
+    axes[-1].legend(handles, labels, bbox_to_anchor=below, ncols=legend_columns, **style)
+
+
+TITLES = {
+    "loss": "training loss J",
+    "plain loss": "plain training loss",
+    "accuracy": "test accuracy",
+    "test loss": "test loss",
+}
+
+
+def _logged(keys: Sequence[str], outcomes: list[Outcome], results: Results) -> list[str]:
+    """Those of the keys that some log has."""
+    lasts = [last for outcome in outcomes for last in _lasts(outcome, results)]
+    return [key for key in keys if any(key in last or f"{key} median" in last for last in lasts)]
 
 
 def _recorded(key: str) -> Callable[[dict[str, Any], int], float | None]:
@@ -198,7 +357,7 @@ def _recorded(key: str) -> Callable[[dict[str, Any], int], float | None]:
 
 
 def _lasts(outcome: Outcome, results: Results) -> list[dict[str, Any]]:
-    lasts = [results.last(spec) for group in outcome.groups for spec in group.specs.values()]
+    lasts = [results.final(spec) for group in outcome.groups for spec in group.specs.values()]
     return [last for last in lasts if last is not None]
 
 
@@ -246,7 +405,7 @@ def rate(outcome: Outcome, results: Results) -> Figure:
         colour = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")[index % 4]
         text = f"δ = {fit.delta:g}: slope {fit.slope:.2f} [{fit.low:.2f}, {fit.high:.2f}], theorem ≤ {-(0.5 - fit.delta):.2f}"
         axis.loglog(fit.k, fit.smallest, color=colour, label=text)
-        start = int((fit.k < fit.k[-1] / 100).sum())
+        start = int((fit.k < fit.k[-1] / 10).sum())
         guide = fit.smallest[start] * (fit.k / fit.k[start]) ** -(0.5 - fit.delta)
         axis.loglog(fit.k[start:], guide[start:], ":", color=colour, linewidth=1)
     axis.set(xlabel="iterations k", ylabel="min over j < k of the mean of |∇J(θ_j)|²")

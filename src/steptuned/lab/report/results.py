@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from steptuned.lab import claims
-from steptuned.lab.experiment import Outcome
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report import figures, tables
-from steptuned.lab.report.view import sources
+from steptuned.lab.results import Results, TolerantResults, outcome_of, sources
+from steptuned.lab.search import Outcome
 from steptuned.lab.store import Store
-from steptuned.lab.sweep import Forgiving, Results, outcome_of
-from steptuned.lab.timing import Timings
+from steptuned.lab.table2 import Timings
 
 SIZES = {
     "paper": "the paper's own sizes, where it is an experiment of the paper",
+    "short": "fewer epochs than scale paper where networks learn images: see the sizes on the figures",
     "small": "smaller than scale paper: see the sizes on the figures",
     "demo": "much smaller than scale paper: see the sizes on the figures",
 }
@@ -20,7 +20,7 @@ SIZES = {
 
 def write(store: Path, page: Path, command: str) -> list[Path]:
     """Write the page, and its figures beside it. Returns what was written."""
-    results = Forgiving(Store(store), [])
+    results = TolerantResults(Store(store), [])
     pictures = page.parent / "figures"
     written = [page]
     parts = [f"# Results\n\nMade by `{command}` from the runs it names; nothing here is written by hand."]
@@ -47,15 +47,16 @@ def write(store: Path, page: Path, command: str) -> list[Path]:
     known = [(claim, judgement) for claim, judgement in judged if judgement.verdict != "not run"]
     open_ = ", ".join(str(claim.number) for claim, judgement in judged if judgement.verdict == "not run")
     parts.append("## The paper's claims, as far as these runs go")
-    parts += [tables.claims(known).markdown()] if known else []
-    parts.append(f"Not judged, for want of runs: {open_ or 'none'}.")
+    parts += [table.markdown() for table in tables.claims(known)] if known else []
+    parts += [table.markdown() for table in tables.profiles(store)]
+    parts.append(f"Not judged (runs missing): {open_ or 'none'}.")
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n\n".join(parts) + "\n")
     return written
 
 
 def has_runs(outcome: Outcome, results: Results) -> bool:
-    return any(results.last(spec) is not None for group in outcome.groups for spec in group.specs.values())
+    return any(results.final(spec) is not None for group in outcome.groups for spec in group.specs.values())
 
 
 def _machine(panels: list[Outcome], results: Results) -> str:

@@ -1,19 +1,25 @@
 """Tables, for the terminal and for Markdown."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from steptuned.lab.claims import Claim, Judgement
-from steptuned.lab.experiment import Group, Outcome, first_below
+from steptuned.lab.claims import JUDGED, OTHERS, SIX, TUNED, Claim, Judgement, criteria_hash
 from steptuned.lab.methods import METHODS
+from steptuned.lab.paired_runs import MissingRuns, PairedRuns
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report.figures import label_of
 from steptuned.lab.report.measures import compare, ends, instances_to_level, rate_of
-from steptuned.lab.sweep import Results
-from steptuned.lab.timing import PAPER, TIMED, Timing
+from steptuned.lab.results import Results
+from steptuned.lab.search import Group, Outcome, first_below
+from steptuned.lab.statistics import Comparison, performance_profiles
+from steptuned.lab.table2 import PAPER, TIMED, Timing
+
+FACTORS = (1.0, 1.1, 1.5, 2.0, 5.0)
+"""Of the performance profiles."""
 
 
 @dataclass
@@ -49,7 +55,7 @@ def summary(outcome: Outcome, results: Results) -> list[Table]:
 def _methods(outcome: Outcome, results: Results) -> Table:
     experiment = outcome.experiment
     groups = [group for group in outcome.groups if group.instance == 0]
-    lasts = {g.entry.name: [r for r in map(results.last, g.specs.values()) if r is not None] for g in groups}
+    lasts = {g.entry.name: [r for r in map(results.final, g.specs.values()) if r is not None] for g in groups}
     everyone = [record for records in lasts.values() for record in records]
     level = (
         outcome.star[0, 0] + experiment.selection.within if outcome.star else 1.1 * min((r["loss"] for r in everyone), default=0.0)
@@ -81,7 +87,7 @@ def ranking(outcome: Outcome, results: Results) -> str:
     """Who ended best, in a sentence, where there is one instance."""
     if outcome.experiment.instances > 1 or outcome.experiment.figure == "rate":
         return ""
-    lasts = {group.entry.label: [r for r in map(results.last, group.specs.values()) if r is not None] for group in outcome.groups}
+    lasts = {group.entry.label: [r for r in map(results.final, group.specs.values()) if r is not None] for group in outcome.groups}
     orders = []
     for key, words, sign in (("loss", "lowest J", 1), ("test loss", "lowest test loss", 1), ("accuracy", "highest accuracy", -1)):
         ends = {label: sign * np.mean([r[key] for r in rs]) for label, rs in lasts.items() if rs and key in rs[0]}
@@ -135,19 +141,69 @@ def _rates(outcome: Outcome, results: Results) -> Table:
         fit = rate_of(group, results)
         if fit is not None:
             slope = f"{fit.slope:.3f} ({fit.low:.3f} to {fit.high:.3f})"
-            seeds = sum(results.last(spec) is not None for spec in group.specs.values())
+            seeds = sum(results.final(spec) is not None for spec in group.specs.values())
             row = [f"{fit.delta:g}", str(seeds), f"{fit.k[-1]:.0f}", slope, f"{-(0.5 - fit.delta):.3f}", fit.verdict]
             table.rows.append(row)
     return table
 
 
-def claims(judged: list[tuple[Claim, Judgement]]) -> Table:
-    """Every claim of the paper with its verdict."""
-    table = Table("the paper's claims, judged by these runs", ["", "claim", "verdict", "measured", "scale", "seeds", "instances"])
+def claims(judged: list[tuple[Claim, Judgement]]) -> list[Table]:
+    """Every claim with its verdict, then the criteria, then the comparisons behind the verdicts."""
+    columns = ["#", "verdict", "claim", "n", "weakest comparison [95 % interval]", "scale", "measured"]
+    verdicts = Table("the paper's claims, judged by these runs", columns)
+    criteria = Table(f"the criteria, fixed before the runs ({criteria_hash()})", ["#", "reproduced if"])
+    columns = ["#", "compared", "scale", "by", "n", "median [95 % interval]", "p", "better in", "below"]
+    compared = Table("the comparisons: A / B or A - B, pair by pair; p: sign-flip test that A is below B", columns)
     for claim, j in judged:
-        counts = [str(n) if n else "" for n in (j.seeds, j.instances)]
-        table.rows.append([str(claim.number), claim.text, j.verdict, j.measured, j.scale, *counts])
-    return table
+        number, weakest = str(claim.number), j.weakest
+        numbers = "" if weakest is None else f"{interval(weakest.result)}, p = {weakest.result.p:.2g}"
+        n = f"{j.n} {j.pairs}" if j.n else ""
+        measured = ". ".join(filter(None, (j.measured, other_criteria(j))))
+        verdicts.rows.append([number, j.verdict, claim.text, n, numbers, ", ".join(j.scales), measured])
+        criteria.rows.append([number, claim.criterion.criterion])
+        for one in j.comparisons:
+            c = one.result
+            row = [number, one.what, one.scale, one.measure, f"{c.n} {one.pairs.kind}", interval(c)]
+            compared.rows.append([*row, f"{c.p:.2g}", f"{c.better:.0%}", "yes" if one.below else "no"])
+    return [verdicts, criteria, *([compared] if compared.rows else [])]
+
+
+def profiles(folder: Path) -> list[Table]:
+    """How often each method is within a factor of the best final plain loss, for each scale with several problems."""
+    methods = (*OTHERS, TUNED)
+    tables = []
+    for scale in JUDGED:
+        runs = PairedRuns(folder, scale)
+        finals = {name: values for name in SIX if (values := _final_means(runs, name, methods)) is not None}
+        if len(finals) < 2:
+            continue
+        costs = {method: [values[method] for values in finals.values()] for method in methods}
+        problems = " ".join(f"({name[-1]})" for name in finals)
+        title = f"performance profile ({scale}), problems {problems}: share with a final plain loss within a factor of the best"
+        table = Table(title, ["method", *(f"{factor:g}" for factor in FACTORS)])
+        for method, shares in performance_profiles(costs, FACTORS).items():
+            table.rows.append([METHODS[method].label, *(f"{share:.0%}" for share in shares)])
+        tables.append(table)
+    return tables
+
+
+def _final_means(runs: PairedRuns, name: str, methods: tuple[str, ...]) -> dict[str, float] | None:
+    """The mean final plain loss of each method over the same seeds; None where runs are missing."""
+    try:
+        pairs = runs.pairs(methods, name)
+        return {method: float(runs.finals(name, method, pairs, "plain loss").mean()) for method in methods}
+    except MissingRuns:
+        return None
+
+
+def interval(c: Comparison) -> str:
+    return f"{c.median:.3g} [{c.low:.3g}, {c.high:.3g}]"
+
+
+def other_criteria(judgement: Judgement) -> str:
+    """A note on runs that were not made under the criteria they are judged by."""
+    n = judgement.other_criteria
+    return f"made under other criteria: {n} run{'s' * (n > 1)}" if n else ""
 
 
 def wall_clock(timings: list[Timing]) -> list[Table]:

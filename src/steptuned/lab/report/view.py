@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from steptuned.lab.experiment import SCALES, Experiment, Group, Outcome, Trial, load_all, paper_experiments
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.report.figures import label_of, per_epoch, size_of, style_of
+from steptuned.lab.report.gamma import bounds_of, is_fixed
 from steptuned.lab.report.measures import rate_of
-from steptuned.lab.store import COMPLETE, Run, Status, Store
-from steptuned.lab.sweep import Forgiving, outcome_of
+from steptuned.lab.results import TolerantResults, outcome_of, sources
+from steptuned.lab.search import Group, Outcome
+from steptuned.lab.store import COMPLETE, Run, Status, Store, final_of
 
-POINTS = 60_000
-"""Points of all the curves of a page together; a record has about ten numbers."""
+POINTS = 40_000
+"""Points of all the curves of a page together; a record has up to 18 numbers."""
 LEAST, MOST = 60, 1_000
 """Points of one curve."""
 
@@ -28,23 +28,38 @@ AXES = (
     ("samples", "samples"),
     ("seconds", "seconds of training"),
 )
-ROWS = (
-    ("loss", "training loss J", True),
-    ("accuracy", "test accuracy", False),
-    ("test loss", "test loss", True),
-    ("gamma", "gamma", False),
-    ("negative", "negative curvature", False),
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A row of the plots: a key of the log and how it is drawn."""
+
+    key: str
+    title: str
+    log: bool = False
+    shown: bool = True
+    """Whether it is drawn before the reader asks for it."""
+    share: bool = False
+    """From 0 to 1."""
+
+
+MEASURES = (
+    Measure("loss", "training loss J", log=True),
+    Measure("plain loss", "plain training loss", log=True),
+    Measure("accuracy", "test accuracy"),
+    Measure("test loss", "test loss", log=True),
+    Measure("gamma", "gamma", log=True),
+    Measure("raw gamma", "raw gamma", log=True),
+    Measure("negative curvature", "share of negative curvature", shown=False, share=True),
+    Measure("at lower", "share at the lower bound", shown=False, share=True),
+    Measure("at upper", "share at the upper bound", shown=False, share=True),
+    Measure("effective lr", "effective lr", log=True, shown=False),
+    Measure("negative", "negative curvature", share=True),  # only older logs have it
 )
-
-
-@dataclass
-class Source:
-    """A figure that was asked for: its panels, at one scale."""
-
-    name: str
-    scale: str
-    experiments: list[Experiment]
-    command: str
+QUARTILES = ("low", "median", "high")
+"""A measure with these parts is drawn as a line with a band."""
+KEPT = ("loss", "plain loss", "accuracy", "test loss", "gamma", "gamma median")
+"""Their extremes are drawn, however many records are left out."""
 
 
 @dataclass
@@ -71,6 +86,8 @@ class Line:
     seeds: list[int]
     note: str = ""
     """What is missing, if anything is."""
+    bounds: tuple[float, float] | None = None
+    """m and M, where gamma is tuned."""
 
 
 @dataclass
@@ -81,7 +98,7 @@ class Panel:
     size: str
     per_epoch: int
     axes: list[tuple[str, str]]
-    rows: list[tuple[str, str, bool]]
+    rows: list[Measure]
     lines: list[Line]
     grids: dict[str, list[Tried]]
     finals: list[dict[str, Any]]
@@ -109,46 +126,10 @@ class View:
     environments: list[dict[str, Any]] = field(default_factory=list)
 
 
-def sources(folder: Path) -> tuple[list[Source], list[str]]:
-    """What was asked for in this folder, as it was remembered. Where nothing was: the paper's experiments that have runs."""
-    found: list[Source] = []
-    damaged: list[str] = []
-    for path in sorted((folder / "experiments").glob("*.json")):
-        source = _source(path)
-        if isinstance(source, Source):
-            found.append(source)
-        else:
-            damaged.append(source)
-    if found or damaged:
-        return found, damaged
-    results = Forgiving(Store(folder), damaged)
-    present = results.store.present()
-    for name, path in paper_experiments().items():
-        for scale in SCALES:
-            new = [e for e in load_all(path, scale) if (e.problem, scale) in present]
-            new = [e for e in new if any(results.run(t.spec).log_path.exists() for t in _trials(e, results))]
-            if new:
-                found.append(Source(name, scale, new, f"steptuned reproduce {name} --scale {scale}"))
-    return found, damaged
-
-
-def _source(path: Path) -> Source | str:
-    try:
-        kept = json.loads(path.read_text())
-        experiments = [Experiment.model_validate(content) for content in kept["experiments"]]
-        return Source(kept["figure"], kept["scale"], experiments, kept["command"])
-    except (ValueError, KeyError, TypeError, OSError, ValidationError) as error:
-        return f"{path.name} cannot be read ({type(error).__name__}): delete it and give the command again"
-
-
-def _trials(experiment: Experiment, results: Forgiving) -> list[Trial]:
-    return [trial for group in outcome_of(experiment, results).groups for trial in group.trials]
-
-
 def view_of(folder: Path) -> View:
     found, damaged = sources(folder)
     view = View(damaged=damaged)
-    results = Forgiving(Store(folder), view.damaged)
+    results = TolerantResults(Store(folder), view.damaged)
     view.damaged += _unreadable(results.store)
     outcomes = [[outcome_of(experiment, results) for experiment in source.experiments] for source in found]
     curves = sum(len(g.specs) for panels in outcomes for outcome in panels for g in outcome.groups if g.instance == 0)
@@ -185,14 +166,14 @@ def _environments(store: Store) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------- a panel
 
 
-def _panel(identity: str, outcome: Outcome, results: Forgiving, points: int) -> Panel:
+def _panel(identity: str, outcome: Outcome, results: TolerantResults, points: int) -> Panel:
     experiment = outcome.experiment
     groups = [group for group in outcome.groups if group.instance == 0]
     epoch = per_epoch(outcome)
     if experiment.figure == "rate":
         lines, rows, axes = (
             _rate_lines(groups, results),
-            [("smallest", "min of the mean of |grad J|^2", True)],
+            [Measure("smallest", "min of the mean of |grad J|^2", log=True)],
             [("k", "iterations k")],
         )
         thinned = ""
@@ -204,12 +185,18 @@ def _panel(identity: str, outcome: Outcome, results: Forgiving, points: int) -> 
             lines.append(line)
             longest = max(longest, length)
         there = {key for line in lines for y in line.y for key in y}
-        rows = [row for row in ROWS if row[0] in there]
+        rows = [row for row in MEASURES if row.key in there or f"{row.key} median" in there]
         if outcome.star:
-            rows = [("distance", "J - J*", True), *(row for row in rows if row[0] != "loss")]
+            distance = Measure("distance", "J - J*", log=True)
+            rows = [distance, *(row for row in rows if row.key != "loss")]
         axes = list(AXES)
         kept = max((len(y["loss"]) for line in lines for y in line.y), default=0)
-        thinned = f"curves of up to {longest} records are drawn with up to {kept} of them, extremes kept" if longest > kept else ""
+        thinned = (
+            f"curves of up to {longest} records are drawn with up to {kept} of them, "
+            "extremes kept of the losses, the accuracy and gamma"
+            if longest > kept
+            else ""
+        )
     return Panel(
         id=identity,
         title=f"{experiment.name}: {experiment.title}",
@@ -227,28 +214,43 @@ def _panel(identity: str, outcome: Outcome, results: Forgiving, points: int) -> 
     )
 
 
-def _line(index: int, group: Group, outcome: Outcome, results: Forgiving, points: int) -> tuple[Line, int]:
+def _line(index: int, group: Group, outcome: Outcome, results: TolerantResults, points: int) -> tuple[Line, int]:
     """The seeds of a group, thinned to the same records, and how many records there were."""
     colour, dash = style_of(group, index)
     logs = {seed: results.begun(spec) for seed, spec in group.specs.items()}
     logs = {seed: log for seed, log in logs.items() if log}
     longest = max(map(len, logs.values()), default=0)
-    watched = [key for key, _, _ in ROWS if any(key in log[-1] for log in logs.values())]
+    watched = [key for key in KEPT if any(key in log[-1] for log in logs.values())]
     kept = thin([[record.get(key) for record in log] for log in logs.values() for key in watched], longest, points)
+    bounds = bounds_of(group)
+    fixed = is_fixed(bounds)
     x, y = [], []
     for seed, log in logs.items():
         chosen = [log[i] if i < len(log) else {} for i in kept]
         x.append({key: [_number(record.get(key)) for record in chosen] for key in ("bp", "samples", "seconds")})
-        keys = [key for key, _, _ in ROWS if any(key in record for record in chosen)]
+        keys = [key for key in _keys_of(chosen) if not (fixed and key.startswith("raw gamma"))]
         y.append({key: [_number(record.get(key)) for record in chosen] for key in keys})
         if outcome.star:
             star = outcome.star.get((group.instance, seed), math.nan)
             y[-1]["distance"] = [None if v is None else _number(max(v - star, 1e-9)) for v in y[-1]["loss"]]
     note = _missing(group, results)
-    return Line(group.entry.name, label_of(group), colour, dash, x, y, list(logs), note), longest
+    shown_bounds = None if fixed else bounds
+    name, label = group.entry.name, label_of(group)
+    line = Line(name, label, colour, dash, x, y, list(logs), note, shown_bounds)
+    return line, longest
 
 
-def _rate_lines(groups: list[Group], results: Forgiving) -> list[Line]:
+def _keys_of(records: list[dict[str, Any]]) -> list[str]:
+    """What is drawn of these records: quartiles where there are any, else the value itself."""
+    present = {key for record in records for key in record}
+    keys: list[str] = []
+    for measure in MEASURES:
+        parts = [f"{measure.key} {part}" for part in QUARTILES]
+        keys += [key for key in parts if key in present] or [measure.key]
+    return [key for key in keys if key in present]
+
+
+def _rate_lines(groups: list[Group], results: TolerantResults) -> list[Line]:
     lines = []
     for index, group in enumerate(groups):
         fit = rate_of(group, results)
@@ -282,12 +284,12 @@ def _number(value: Any) -> float | None:
     return float(f"{value:.7g}") if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _missing(group: Group, results: Forgiving) -> str:
-    done = sum(results.last(spec) is not None for spec in group.specs.values())
+def _missing(group: Group, results: TolerantResults) -> str:
+    done = sum(results.final(spec) is not None for spec in group.specs.values())
     return "" if group.specs and done == len(group.specs) else f"{done}/{max(1, len(group.specs))} seeds"
 
 
-def _warnings(groups: list[Group], results: Forgiving, epoch: int) -> list[str]:
+def _warnings(groups: list[Group], results: TolerantResults, epoch: int) -> list[str]:
     said = []
     for group in groups:
         label = label_of(group) + (f", instance {group.instance}" if group.instance else "")
@@ -299,7 +301,7 @@ def _warnings(groups: list[Group], results: Forgiving, epoch: int) -> list[str]:
         if complete < len(statuses):
             records = [results.begun(spec) for spec in group.specs.values() if statuses[spec.identity] not in COMPLETE]
             reached = min((log[-1]["bp"] if log else 0 for log in records), default=0)
-            budget = group.specs[0].budget
+            budget = next(iter(group.specs.values())).budget
             said.append(
                 f"{label}: {complete}/{len(statuses)} seeds; the others {reached / epoch:.4g} of {budget / epoch:.4g} epochs"
             )
@@ -313,7 +315,7 @@ def _warnings(groups: list[Group], results: Forgiving, epoch: int) -> list[str]:
     return said
 
 
-def _grid(group: Group, results: Forgiving) -> list[Tried]:
+def _grid(group: Group, results: TolerantResults) -> list[Tried]:
     axes = [key for key, values in group.entry.axes.items() if len(values) > 1]
     return [
         Tried(
@@ -327,10 +329,10 @@ def _grid(group: Group, results: Forgiving) -> list[Tried]:
     ]
 
 
-def _final(group: Group, outcome: Outcome, results: Forgiving) -> dict[str, Any]:
+def _final(group: Group, outcome: Outcome, results: TolerantResults) -> dict[str, Any]:
     """The last and the best values of the finished seeds."""
     runs: list[Run] = [results.run(spec) for spec in group.specs.values()]
-    logs = [results.records(spec) for spec in group.specs.values() if results.last(spec) is not None]
+    logs = [results.records(spec) for spec in group.specs.values() if results.final(spec) is not None]
     table: dict[str, Any] = {
         "label": label_of(group),
         "seeds": f"{len(logs)}/{outcome.experiment.seeds}",
@@ -342,7 +344,7 @@ def _final(group: Group, outcome: Outcome, results: Forgiving) -> dict[str, Any]
         ("test loss", "best test loss", min),
     )
     for key, best_key, best in measures:
-        lasts = [log[-1][key] for log in logs if key in log[-1]]
+        lasts = [log[key] for log in map(final_of, logs) if key in log]
         bests = [best([r[key] for r in log if math.isfinite(r[key])]) for log in logs if key in log[-1]]
         for name, values in ((key, lasts), (best_key, bests)):
             if values:

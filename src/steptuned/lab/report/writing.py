@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jinja2
 
@@ -15,17 +15,17 @@ from steptuned.lab import claims
 from steptuned.lab.report import figures, tables
 from steptuned.lab.report.results import environment_sentence
 from steptuned.lab.report.view import Panel, Shown, View, view_of
+from steptuned.lab.results import TolerantResults
 from steptuned.lab.store import COMPLETE, Store
-from steptuned.lab.sweep import Forgiving
-from steptuned.lab.timing import Timings
+from steptuned.lab.table2 import Timings
 
-VERDICTS = ("reproduced", "partly", "not reproduced", "not run")
+VERDICTS = get_args(claims.Verdict)
 
 
 def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
     """Write the report of a store. Returns the page."""
     view = view_of(folder)
-    results = Forgiving(Store(folder), [])
+    results = TolerantResults(Store(folder), [])
     report.mkdir(parents=True, exist_ok=True)
     shown = [_figure(figure, results, report) for figure in view.figures]
     panels = [panel for figure in view.figures for panel in figure.panels]
@@ -44,7 +44,10 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
         runs=len(runs),
         unfinished=sum(run.status() not in COMPLETE for run in runs),
         damaged=list(dict.fromkeys(view.damaged)),
-        claims=judged,
+        claims=[_claim(data, judgement) for data, (_, judgement) in zip(judged, judgements, strict=True)],
+        comparisons=tables.claims(judgements)[2:],
+        profiles=tables.profiles(folder),
+        criteria=claims.criteria_hash(),
         verdicts=[(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]],
         figures=shown,
         illustration=_illustration(folder, report),
@@ -55,7 +58,7 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
     content = {"panels": [_curves(panel) for panel in panels]}
     (report / "data.js").write_text(f"window.STEPTUNED = {json.dumps(content, separators=(',', ':'), allow_nan=False)};\n")
     (report / "claims.json").write_text(json.dumps(judged, indent=1) + "\n")
-    (report / "claims.md").write_text(tables.claims(judgements).markdown() + "\n")
+    (report / "claims.md").write_text("\n\n".join(t.markdown() for t in tables.claims(judgements)) + "\n")
     path = report / "index.html"
     path.with_suffix(".tmp").write_text(page)
     path.with_suffix(".tmp").replace(path)  # whoever reloads it meanwhile sees the old one or the new one
@@ -80,13 +83,25 @@ def _files(report: Path) -> None:
     shutil.copyfile(Path(plotly.__file__).parent / "package_data" / "plotly.min.js", report / "plotly.min.js")
 
 
+def _claim(data: dict[str, Any], judgement: claims.Judgement) -> dict[str, Any]:
+    """A row of the table of claims."""
+    return {**data, "weakest": str(judgement.weakest or ""), "other": tables.other_criteria(judgement)}
+
+
 def _curves(panel: Panel) -> dict[str, Any]:
     """What the script needs."""
     lines = [asdict(line) for line in panel.lines]
-    return {"id": panel.id, "per_epoch": panel.per_epoch, "axes": panel.axes, "rows": panel.rows, "lines": lines}
+    rows = [asdict(row) for row in panel.rows]
+    return {
+        "id": panel.id,
+        "per_epoch": panel.per_epoch,
+        "axes": panel.axes,
+        "rows": rows,
+        "lines": lines,
+    }
 
 
-def _figure(figure: Shown, results: Forgiving, report: Path) -> dict[str, Any]:
+def _figure(figure: Shown, results: TolerantResults, report: Path) -> dict[str, Any]:
     stem = figures.safe_name(f"{figure.name}-{figure.scale}")
     written = figures.draw(figure.name, figure.outcomes, results, report / "figures", stem)
     width, height = _size(next(p for p in written if p.suffix == ".png"))
@@ -117,12 +132,13 @@ def _shown(panel: Panel) -> dict[str, Any]:
         "best test loss",
     )
     ends = [f"{row['label']} {row['loss']['mean']:.4g}" for row in panel.finals if "loss" in row]
-    words = f"Curves of {', '.join(title for _, title, _ in panel.rows)}." if panel.rows else ""
+    words = f"Curves of {', '.join(row.title for row in panel.rows)}." if panel.rows else ""
     return {
         **vars(panel),
         "anchor": figures.safe_name(panel.id),
+        "has_quartiles": any("gamma median" in y for line in panel.lines for y in line.y),
         "has_curves": any(line.y for line in panel.lines),
-        "height": 220 + 130 * len(panel.rows),
+        "height": 220 + 130 * sum(row.shown for row in panel.rows),
         "columns": [key for key in named if any(key in row for row in panel.finals)],
         "alt": f"{panel.title}. {words} Mean loss at the end: {', '.join(ends) or 'none yet'}.",
     }

@@ -20,54 +20,125 @@
   const column = (arrays, i) => arrays.map((a) => a[i]).filter((v) => v !== null && v !== undefined);
   const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
 
+  const median = (values) => {
+    const sorted = [...values].sort((a, b) => a - b), half = sorted.length / 2;
+    return (sorted[Math.ceil(half) - 1] + sorted[Math.floor(half)]) / 2;
+  };
+  const axisName = (row) => (row ? `y${row + 1}` : "y");
+  const linesOf = (panel, choice) => panel.lines.filter((_, index) => choice.methods.has(index));
+  const rowsOf = (panel, choice) => {
+    const rows = panel.rows.filter((row) => !choice.measures || choice.measures.has(row.key));
+    return rows.length ? rows : panel.rows.slice(0, 1);
+  };
+  // The seeds of a line that have a measure, and the keys of what is drawn: value, lower and upper end of the band.
+  function partsOf(line, key) {
+    const having = (name) => line.y.map((_, i) => i).filter((i) => name in line.y[i]);
+    const quartiles = having(`${key} median`);
+    return quartiles.length ? { seeds: quartiles, quartiles: true, names: [`${key} median`, `${key} low`, `${key} high`] }
+      : { seeds: having(key), quartiles: false, names: [key, key, key] };
+  }
+
   function tracesOf(panel, choice) {
     const traces = [];
-    panel.rows.forEach(([key, title], row) => {
-      const axis = row ? `y${row + 1}` : "y";
-      panel.lines.forEach((line, index) => {
-        const seeds = line.y.map((_, i) => i).filter((i) => key in line.y[i]);
-        if (!choice.methods.has(index) || !seeds.length) return;
+    rowsOf(panel, choice).forEach(({ key, title }, row) => {
+      for (const line of linesOf(panel, choice)) {
+        const { seeds, quartiles, names } = partsOf(line, key);
+        if (!seeds.length) continue;
         const colour = colourOf(line), dash = dashes[line.dash] || "solid";
-        const base = { type: "scatter", mode: "lines", xaxis: "x", yaxis: axis, showlegend: false, name: escaped(line.label) };
+        const base = { type: "scatter", mode: "lines", xaxis: "x", yaxis: axisName(row), showlegend: false, name: escaped(line.label) };
         const hover = `${escaped(line.label)}<br>${escaped(title)} %{y:.5g}`;
-        if (choice.draw === "seeds" || seeds.length === 1) {
-          for (const i of seeds) {
-            traces.push({ ...base, x: xs(panel, line, i, choice.x), y: line.y[i][key], line: { color: colour, dash, width: 1.5 },
-              hovertemplate: `${hover} (seed ${line.seeds[i]})<extra></extra>` });
-          }
-          return;
+        const allX = seeds.map((i) => xs(panel, line, i, choice.x)), [allY, allLow, allHigh] = names.map((name) => seeds.map((i) => line.y[i][name]));
+        const seedTrace = (i, more) => ({ ...base, x: allX[i], y: allY[i], hovertemplate: `${hover} (seed ${line.seeds[seeds[i]]})<extra></extra>`, ...more });
+        if (choice.draw === "seeds" || (seeds.length === 1 && !quartiles)) {
+          seeds.forEach((_, i) => traces.push(seedTrace(i, { line: { color: colour, dash, width: 1.5 } })));
+          continue;
         }
-        const allX = seeds.map((i) => xs(panel, line, i, choice.x)), allY = seeds.map((i) => line.y[i][key]);
-        const length = allX[0].length, x = [], low = [], high = [], middle = [];
-        for (let i = 0; i < length; i++) {
-          const values = column(allY, i), at = mean(column(allX, i));
-          if (values.length < seeds.length || at === null) continue;  // the mean ends with the shortest seed
-          x.push(at); low.push(Math.min(...values)); high.push(Math.max(...values)); middle.push(mean(values));
+        const x = [], low = [], high = [], middle = [];
+        for (let i = 0; i < allX[0].length; i++) {
+          const values = column(allY, i), lows = column(allLow, i), highs = column(allHigh, i), at = mean(column(allX, i));
+          if (Math.min(values.length, lows.length, highs.length) < seeds.length || at === null) continue;  // ends with the shortest seed
+          x.push(at);
+          low.push(quartiles ? median(lows) : Math.min(...lows));
+          high.push(quartiles ? median(highs) : Math.max(...highs));
+          middle.push(quartiles ? median(values) : mean(values));
         }
         allY.forEach((y, i) => {
-          if (y.filter((v) => v !== null).length <= middle.length) return;
-          traces.push({ ...base, x: allX[i], y, line: { color: colour, dash, width: 0.8 }, opacity: 0.6, hovertemplate: `${hover} (seed ${line.seeds[seeds[i]]})<extra></extra>` });
+          if (y.filter((v) => v !== null).length > middle.length) traces.push(seedTrace(i, { line: { color: colour, dash, width: 0.8 }, opacity: 0.6 }));
         });
+        const what = quartiles ? "median" : "mean";
         traces.push({ ...base, x, y: low, line: { width: 0, color: colour }, hoverinfo: "skip" });
         traces.push({ ...base, x, y: high, line: { width: 0, color: colour }, fill: "tonexty", fillcolor: faded(colour, 0.18), hoverinfo: "skip" });
-        traces.push({ ...base, x, y: middle, line: { color: colour, dash, width: 2 }, hovertemplate: `${hover} (mean of ${seeds.length})<extra></extra>` });
-      });
+        traces.push({ ...base, x, y: middle, line: { color: colour, dash, width: 2 }, hovertemplate: `${hover} (${what} of ${seeds.length})<extra></extra>` });
+      }
     });
     return traces;
   }
 
+  // The bounds of gamma: each value once, in the colour of its method if it has only one.
+  function boundsOf(panel, choice, key) {
+    if (key !== "gamma" && key !== "raw gamma") return [];
+    const lines = linesOf(panel, choice).filter((line) => line.bounds && partsOf(line, key).seeds.length);
+    return [0, 1].flatMap((i) => [...new Set(lines.map((line) => line.bounds[i]))].map((value) => {
+      const own = lines.filter((line) => line.bounds[i] === value);
+      return { value, text: `${"mM"[i]} = ${value}`, anchor: i ? "bottom" : "top", colour: own.length === 1 && lines.length > 1 ? colourOf(own[0]) : css("--soft") };
+    }));
+  }
+
+  // Quartiles may have outliers far away: the axis shows the bounds and all but the outermost of them.
+  function rangeOf(panel, choice, row, logarithmic) {
+    if (row.share) return [-0.03, 1.03];
+    const drawn = linesOf(panel, choice).map((line) => [line, partsOf(line, row.key)]).filter(([, parts]) => parts.quartiles);
+    const ends = boundsOf(panel, choice, row.key).map((bound) => bound.value);
+    for (const [line, { seeds, names }] of drawn) {
+      const [lows, highs] = names.slice(1).map((name) =>
+        seeds.flatMap((seed) => line.y[seed][name]).filter((v) => v !== null && v > 0).sort((a, b) => a - b));
+      if (!lows.length || !highs.length) continue;
+      const low = lows[Math.ceil(0.02 * (lows.length - 1))], high = highs[Math.floor(0.98 * (highs.length - 1))];
+      const least = lows[0], most = highs[highs.length - 1];
+      ends.push(least >= low / 10 ? least : low, most <= high * 10 ? most : high);
+    }
+    if (!drawn.length || !ends.length) return undefined;
+    const low = Math.min(...ends), high = Math.max(...ends), margin = Math.max(0.06, 0.06 * Math.log10(high / low));
+    return logarithmic ? [Math.log10(low) - margin, Math.log10(high) + margin] : [low - 0.05 * (high - low), high + 0.05 * (high - low)];
+  }
+
+  // Plain numbers on the axis of gamma, in steps of 1, 2 and 5, or of ten where it spans more than two decades.
+  function ticksOf(range) {
+    const digits = range[1] - range[0] < 2 ? [1, 2, 5] : [1], tickvals = [];
+    for (let power = -12; power <= 12; power++) digits.forEach((digit) => tickvals.push(Number(`${digit}e${power}`)));
+    return { tickvals, ticktext: tickvals.map(String) };
+  }
+
+  // A title of several words takes two lines.
+  function wrapped(title) {
+    const words = title.split(" ");
+    if (title.length < 16) return escaped(title);
+    const half = words.findIndex((_, i) => words.slice(0, i + 1).join(" ").length >= title.length / 2);
+    return [words.slice(0, half + 1), words.slice(half + 1)].map((part) => escaped(part.join(" "))).join("<br>");
+  }
+
+  const heightOf = (rows) => 220 + 130 * rows.length;
+
   function layoutOf(panel, choice) {
-    const weights = panel.rows.map((_, i) => (i === 0 ? 2.2 : 1)), total = weights.reduce((a, b) => a + b, 0), gap = 0.03;
+    const rows = rowsOf(panel, choice);
+    const weights = rows.map((_, i) => (i === 0 ? 2.2 : 1)), total = weights.reduce((a, b) => a + b, 0), gap = 0.03;
     const grid = { gridcolor: css("--line"), zeroline: false, linecolor: css("--line"), automargin: true };
     const title = panel.axes.find(([key]) => key === choice.x)[1];
-    const layout = { margin: { l: 60, r: 10, t: 10, b: 45 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
-      font: { color: css("--text"), family: "system-ui, sans-serif", size: 12 }, uirevision: choice.x + choice.y,
-      xaxis: { ...grid, title: { text: escaped(title) }, anchor: panel.rows.length > 1 ? `y${panel.rows.length}` : "y", type: panel.axes[0][0] === "k" ? choice.y : "linear" } };
+    const layout = { margin: { l: 60, r: 10, t: 10, b: 45 }, height: heightOf(rows), paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
+      font: { color: css("--text"), family: "system-ui, sans-serif", size: 12 }, uirevision: choice.x + choice.y + rows.map((row) => row.key), shapes: [], annotations: [],
+      xaxis: { ...grid, title: { text: escaped(title) }, anchor: axisName(rows.length - 1), type: panel.axes[0][0] === "k" ? choice.y : "linear" } };
     let top = 1;
-    panel.rows.forEach(([, name, logarithmic], row) => {
-      const height = weights[row] / total;
-      layout[row ? `yaxis${row + 1}` : "yaxis"] = { ...grid, title: { text: escaped(name), font: { size: 11 } }, domain: [Math.max(0, top - height + gap), top],
-        type: choice.y === "log" && logarithmic ? "log" : "linear", exponentformat: "power" };
+    rows.forEach((row, i) => {
+      const height = weights[i] / total, axis = axisName(i), logarithmic = choice.y === "log" && row.log, range = rangeOf(panel, choice, row, logarithmic);
+      layout[`yaxis${i ? i + 1 : ""}`] = { ...grid, title: { text: wrapped(row.title), font: { size: 11 } }, domain: [Math.max(0, top - height + gap), top],
+        type: logarithmic ? "log" : "linear", exponentformat: "power", nticks: i ? 5 : 0,
+        ...(range ? { range } : {}), ...(range && logarithmic ? ticksOf(range) : {}) };
+      for (const bound of boundsOf(panel, choice, row.key)) {
+        layout.margin.r = 60;
+        layout.shapes.push({ type: "line", name: bound.text, xref: "paper", x0: 0, x1: 1, yref: axis, y0: bound.value, y1: bound.value, line: { color: bound.colour, dash: "dot", width: 1 } });
+        layout.annotations.push({ text: bound.text, xref: "paper", x: 1, xanchor: "left", yref: axis, y: logarithmic ? Math.log10(bound.value) : bound.value, yanchor: bound.anchor,
+          showarrow: false, font: { size: 10, color: bound.colour } });
+      }
       top -= height;
     });
     return layout;
@@ -83,12 +154,15 @@
       if (state) {
         form.x.value = state.x; form.y.value = state.y; form.draw.value = state.draw;
         form.querySelectorAll("[name=method]").forEach((box, i) => { box.checked = state.methods.includes(i); });
+        if (state.measures) form.querySelectorAll("[name=measure]").forEach((box) => { box.checked = state.measures.includes(box.value); });
       }
     } catch (error) { /* a page from a file may have no storage: the switches then begin anew */ }
     const draw = () => {
       const methods = [...form.querySelectorAll("[name=method]")].flatMap((box, i) => (box.checked ? [i] : []));
-      const choice = { x: form.x.value, y: form.y.value, draw: form.draw.value, methods: new Set(methods) };
-      try { sessionStorage.setItem(kept, JSON.stringify({ ...choice, methods })); } catch (error) { /* as above */ }
+      const boxes = [...form.querySelectorAll("[name=measure]")], measures = boxes.length ? boxes.filter((box) => box.checked).map((box) => box.value) : null;
+      const choice = { x: form.x.value, y: form.y.value, draw: form.draw.value, methods: new Set(methods), measures: measures && new Set(measures) };
+      try { sessionStorage.setItem(kept, JSON.stringify({ ...choice, methods, measures })); } catch (error) { /* as above */ }
+      target.style.height = `${heightOf(rowsOf(panel, choice))}px`;
       return window.Plotly.react(target, tracesOf(panel, choice), layoutOf(panel, choice), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] });
     };
     form.addEventListener("change", draw);

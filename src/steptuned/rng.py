@@ -23,6 +23,13 @@ class Replay:
             if device.type not in ("cpu", "meta"):
                 self._states[str(device)] = torch.get_device_module(device).get_rng_state(device)
 
+    @classmethod
+    def of_nothing(cls) -> "Replay":
+        """One that remembers no state, so that `rewind` does nothing."""
+        nothing = cls([])
+        nothing._states.clear()
+        return nothing
+
     def rewind(self) -> None:
         """Put the random states back to where they were when this object was made."""
         for name, state in self._states.items():
@@ -30,6 +37,11 @@ class Replay:
                 torch.set_rng_state(state)
             else:
                 torch.get_device_module(torch.device(name)).set_rng_state(state, torch.device(name))
+
+    def is_current(self) -> bool:
+        """Whether the random states are those that are remembered: as many numbers were drawn since as were rewound."""
+        now = Replay([torch.device(name) for name in self._states])
+        return all(torch.equal(state, now._states[name]) for name, state in self._states.items())
 
     def state_dict(self) -> dict[str, Tensor]:
         """The remembered states, for a checkpoint taken between the two passes."""
@@ -43,8 +55,8 @@ class Replay:
 def replay(optimizer: torch.optim.Optimizer | None = None) -> Replay:
     """Remember the random states before the first pass, for the by-hand form of Step-Tuned SGD.
 
-    With an optimizer: those of the CPU and of every device its parameters are on. Without: those of
-    the CPU and, where there is one, of the current accelerator.
+    With an optimizer: those of the CPU and of every device its parameters are on; nothing if it was made with
+    ``replay_rng=False``. Without: those of the CPU and, where there is one, of the current accelerator.
 
     Examples:
         >>> import torch, steptuned
@@ -55,6 +67,8 @@ def replay(optimizer: torch.optim.Optimizer | None = None) -> Replay:
         True
     """
     if optimizer is not None:
+        if not optimizer.param_groups[0].get("replay_rng", True):
+            return Replay.of_nothing()
         return Replay({p.device for group in optimizer.param_groups for p in group["params"]})
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator()

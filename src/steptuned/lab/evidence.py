@@ -1,0 +1,245 @@
+"""Runs packed for a repository: one Parquet file per experiment, one row per log record.
+
+    evidence/NAME-SCALE.parquet   all complete runs of an experiment
+    evidence/table-2.json         the timings of Table 2
+    evidence/MANIFEST.json        for every file its SHA-256; for every experiment its rows, runs, commits and criteria
+
+A packed folder can be read with any Parquet reader, or unpacked into a store on which nothing is run again. Runs that
+only chose hyper-parameters or J* keep the columns ``bp`` and ``loss``, which is all that is read of them; they are marked
+as thinned. The logs of all other runs are restored byte for byte.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from steptuned.lab.experiment import Experiment
+from steptuned.lab.results import Results, outcome_of
+from steptuned.lab.spec import RunSpec
+from steptuned.lab.store import COMPLETE, Log, Run, Store, write_json
+
+MANIFEST = "MANIFEST.json"
+TABLE_2 = "table-2.json"
+ABOUT = b"steptuned"
+"""The key of the Parquet file's metadata that has the experiments."""
+RUN_COLUMNS = ("run", "problem", "method", "seed", "scale", "status", "thinned", "hyper", "spec", "environment", "result", "keys")
+WHOLE_NUMBERS = ("bp", "batches", "samples", "evaluations")
+READ_OF_TRIALS = ("bp", "loss")
+
+
+class EvidenceError(ValueError):
+    """A packed folder that cannot be trusted or made, in one sentence."""
+
+
+# ---------------------------------------------------------------------------------------------- packing
+
+
+def pack(store: Path, folder: Path) -> dict[str, Any]:
+    """Pack all complete runs of the experiments of a store. Returns the manifest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest: dict[str, Any] = {"files": {}}
+    asked = [json.loads(path.read_text()) for path in Store(store).asked()]
+    names = _names(Store(store).asked(), asked)
+    for name, about in sorted(zip(names, asked, strict=True), key=lambda pair: pair[0]):
+        rows, runs = _rows(store, [Experiment(**content) for content in about["experiments"]])
+        if not rows:
+            continue
+        target = folder / f"{name}.parquet"
+        table = _table(rows).replace_schema_metadata({ABOUT: json.dumps(about)})
+        pyarrow.parquet.write_table(table, target, compression="zstd", compression_level=19)
+        environments = [run["environment"] for run in runs]
+        manifest["files"][target.name] = {
+            "sha256": _sha256(target),
+            "rows": len(rows),
+            "runs": len(runs),
+            "thinned runs": sum(run["thinned"] for run in runs),
+            "commits": sorted({str(e.get("commit")) for e in environments}),
+            "criteria": sorted({str(e.get("criteria")) for e in environments}),
+        }
+    timings = {path.name: json.loads(path.read_text()) for path in sorted((store / "table-2").glob("*.json"))}
+    if timings:
+        write_json(folder / TABLE_2, timings)
+        manifest["files"][TABLE_2] = {"sha256": _sha256(folder / TABLE_2)}
+    if not manifest["files"]:
+        raise EvidenceError(f"{store} has no complete runs of any experiment: nothing to pack")
+    for old in folder.glob("*.parquet"):
+        if old.name not in manifest["files"]:
+            old.unlink()
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _names(paths: list[Path], asked: list[dict[str, Any]]) -> list[str]:
+    """Figure and scale; where two experiments have the same, the whole name of their file in the store."""
+    plain = [f"{about['figure']}-{about['scale']}" for about in asked]
+    return [name if plain.count(name) == 1 else path.stem for name, path in zip(plain, paths, strict=True)]
+
+
+def _rows(store: Path, experiments: list[Experiment]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The records of all complete runs of these experiments, and the runs."""
+    results = Results(Store(store))
+    reported: dict[str, RunSpec] = {}
+    others: dict[str, RunSpec] = {}
+    for experiment in experiments:
+        outcome = outcome_of(experiment, results)
+        reported |= {spec.identity: spec for group in outcome.groups for spec in group.specs.values()}
+        others |= {trial.spec.identity: trial.spec for group in outcome.groups for trial in group.trials}
+        others |= {spec.identity: spec for spec in outcome.star_specs}
+    rows, runs = [], []
+    for identity, spec in {**others, **reported}.items():
+        run = results.run(spec)
+        if run.status() not in COMPLETE:
+            continue
+        if not run.is_sound():
+            raise EvidenceError(f"{run.folder}: its log is not the one it ended with; delete the folder and run it again")
+        about = _about(run, spec, thinned=identity not in reported)
+        runs.append(about)
+        rows += _records(run, about)
+    return rows, runs
+
+
+def _about(run: Run, spec: RunSpec, thinned: bool) -> dict[str, Any]:
+    result = run.result()
+    assert result is not None, "only complete runs are packed"
+    return {
+        "run": spec.identity,
+        "problem": spec.problem,
+        "method": spec.method,
+        "seed": spec.seed,
+        "scale": spec.scale,
+        "status": result["status"],
+        "thinned": thinned or bool(result.get("thinned")),
+        "hyper": spec.hyper,
+        "spec": spec.model_dump(mode="json"),
+        "environment": run.environment() or {},
+        "result": {key: value for key, value in result.items() if key not in ("bytes",)},
+    }
+
+
+def _records(run: Run, about: dict[str, Any]) -> list[dict[str, Any]]:
+    records = run.records()
+    keys = [key for key in records[-1] if not about["thinned"] or key in READ_OF_TRIALS]
+    if not about["thinned"] and hashlib.sha256(_log_bytes(records, keys)).hexdigest() != about["result"]["sha256"]:
+        raise EvidenceError(f"{run.log_path} has records whose keys are not in one order: it cannot be packed without loss")
+    words = {name: json.dumps(about[name]) for name in ("hyper", "spec", "environment", "result")}
+    whole = {**about, **words, "keys": json.dumps(keys)}
+    return [{**whole, **{key: record[key] for key in keys if key in record}} for record in records]
+
+
+def _table(rows: list[dict[str, Any]]) -> pyarrow.Table:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+
+    def kind(name: str) -> Any:
+        if name == "thinned":
+            return pyarrow.bool_()
+        if name in RUN_COLUMNS:
+            return pyarrow.int64() if name == "seed" else pyarrow.string()
+        return pyarrow.int64() if name in WHOLE_NUMBERS else pyarrow.float64()
+
+    return pyarrow.table({name: pyarrow.array([row.get(name) for row in rows], kind(name)) for name in columns})
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def is_packed(folder: Path) -> bool:
+    return (folder / MANIFEST).exists()
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """The manifest, if every file is the one that was packed; an :class:`EvidenceError` otherwise."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        files = manifest["files"].items()
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise EvidenceError(f"{folder / MANIFEST} cannot be read: {error}") from None
+    for name, entry in files:
+        path = folder / name
+        if not path.exists():
+            raise EvidenceError(f"{path} is missing")
+        if _sha256(path) != entry["sha256"]:
+            raise EvidenceError(f"{path} is not the file that was packed: its SHA-256 differs from the one in {MANIFEST}")
+    stray = sorted(path.name for path in folder.glob("*.parquet") if path.name not in manifest["files"])
+    if stray:
+        raise EvidenceError(f"{folder / stray[0]} is not in {MANIFEST}")
+    return manifest
+
+
+def unpack(folder: Path, store: Path) -> int:
+    """Make a store of a packed folder. Returns the number of runs. Runs that the store has already stay as they are."""
+    runs: dict[str, Path] = {}
+    for name in verify(folder)["files"]:
+        if name == TABLE_2:
+            (store / "table-2").mkdir(parents=True, exist_ok=True)
+            for file, timing in json.loads((folder / name).read_text()).items():
+                write_json(store / "table-2" / file, timing)
+            continue
+        table = pyarrow.parquet.read_table(folder / name)
+        (store / "experiments").mkdir(parents=True, exist_ok=True)
+        write_json(store / "experiments" / f"{Path(name).stem}.json", json.loads(table.schema.metadata[ABOUT]))
+        for about, records in _runs_of(table):
+            runs[about["run"]] = _restore(Store(store), about, records)
+    return len(runs)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Path]:
+    """A folder as a store: itself, or, of a packed one, a store that lasts as long as this block."""
+    if not is_packed(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="steptuned-") as name:
+        store = Path(name) / folder.resolve().name
+        unpack(folder, store)
+        yield store
+
+
+def _runs_of(table: pyarrow.Table) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each run of a file with its records."""
+    names = table.column("run").to_pylist()
+    start = 0
+    for end in range(1, len(names) + 1):
+        if end < len(names) and names[end] == names[start]:
+            continue
+        part = table.slice(start, end - start)
+        about = {name: part.column(name)[0].as_py() for name in RUN_COLUMNS}
+        about |= {name: json.loads(about[name]) for name in ("hyper", "spec", "environment", "result", "keys")}
+        yield about, part.select(about["keys"]).to_pylist()
+        start = end
+
+
+def _restore(store: Store, about: dict[str, Any], records: list[dict[str, Any]]) -> Path:
+    spec = RunSpec(**about["spec"])
+    run = Results(store).run(spec)
+    if run.result() is not None:
+        return run.folder
+    run.folder.mkdir(parents=True, exist_ok=True)
+    run.log_path.unlink(missing_ok=True)
+    log = Log(run.log_path)
+    for record in records:
+        log.append({key: record[key] for key in about["keys"] if record[key] is not None})
+    log.close()
+    result = {**about["result"], "bytes": log.bytes, "sha256": log.hash.hexdigest()}
+    if about["thinned"]:
+        result["thinned"] = True
+    elif result["sha256"] != about["result"]["sha256"]:
+        raise EvidenceError(f"run {about['run']} cannot be restored: its log differs from the one that was packed")
+    write_json(run.folder / "spec.json", about["spec"])
+    write_json(run.folder / "environment.json", about["environment"])
+    write_json(run.folder / "result.json", result)
+    return run.folder
+
+
+def _log_bytes(records: list[dict[str, Any]], keys: list[str]) -> bytes:
+    return b"".join(json.dumps({key: r[key] for key in keys if key in r}).encode() + b"\n" for r in records)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

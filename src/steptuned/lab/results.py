@@ -1,0 +1,136 @@
+"""Reading a store: what was run in it, records, final values and outcomes. Nothing here runs anything."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from steptuned.lab.experiment import SCALES, Experiment, load_all, paper_experiments
+from steptuned.lab.methods import METHODS
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.search import Outcome, stages
+from steptuned.lab.spec import RunSpec
+from steptuned.lab.store import Run, Store, final_of
+
+
+def name_of(spec: RunSpec) -> str:
+    """The name of a run's folder."""
+    return spec.name(PROBLEMS[spec.problem].defaults, METHODS[spec.method].defaults)
+
+
+class Results:
+    """The complete runs of a store, as far as they were asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._final: dict[str, dict[str, Any] | None] = {}
+
+    def run(self, spec: RunSpec) -> Run:
+        return self.store.find(spec, name_of(spec))
+
+    def final(self, spec: RunSpec) -> dict[str, Any] | None:
+        if spec.identity not in self._final:
+            result = self.run(spec).result()
+            if result is None:
+                return None
+            finished = result["status"] == "finished"
+            # Older results have no final values.
+            self._final[spec.identity] = (result.get("final") or final_of(self.records(spec))) if finished else None
+        return self._final[spec.identity]
+
+    def records(self, spec: RunSpec) -> list[dict[str, Any]]:
+        run = self.run(spec)
+        return run.records() if run.result() is not None else []
+
+
+class TolerantResults(Results):
+    """Reads what can be read, and remembers what cannot."""
+
+    def __init__(self, store: Store, damaged: list[str]) -> None:
+        super().__init__(store)
+        self.damaged = damaged
+        self._begun: dict[str, list[dict[str, Any]]] = {}
+
+    def records(self, spec: RunSpec) -> list[dict[str, Any]]:
+        return self.begun(spec) if self.run(spec).result() is not None else []
+
+    def begun(self, spec: RunSpec) -> list[dict[str, Any]]:
+        """The records so far, of unfinished runs too."""
+        if spec.identity not in self._begun:
+            try:
+                records = self.run(spec).records()
+                if not all(isinstance(record, dict) and {"bp", "loss"} <= record.keys() for record in records):
+                    raise ValueError(f"{self.run(spec).log_path} has lines of another kind; delete its folder and run it again")
+                self._begun[spec.identity] = records
+            except (ValueError, OSError) as error:
+                self.damaged.append(str(error))
+                self._begun[spec.identity] = []
+        return self._begun[spec.identity]
+
+
+def outcome_of(experiment: Experiment, results: Results) -> Outcome:
+    """What an experiment came to, from a store, running nothing: what is not there is missing."""
+    plan = stages(experiment, results)
+    try:
+        while True:
+            next(plan)
+    except StopIteration as end:
+        outcome: Outcome = end.value
+        return outcome
+
+
+@dataclass
+class Source:
+    """A figure that was asked for: its panels, at one scale."""
+
+    name: str
+    scale: str
+    experiments: list[Experiment]
+    command: str
+
+
+def sources(folder: Path) -> tuple[list[Source], list[str]]:
+    """What was asked for in this folder, as it was remembered. Where nothing was: the paper's experiments that have runs."""
+    found: list[Source] = []
+    damaged: list[str] = []
+    for path in sorted(Store(folder).asked()):
+        source = _source(path)
+        if isinstance(source, Source):
+            found.append(source)
+        else:
+            damaged.append(source)
+    if found or damaged:
+        return found, damaged
+    results = TolerantResults(Store(folder), damaged)
+    present = results.store.present()
+    for name, path in paper_experiments().items():
+        for scale in SCALES:
+            new = [e for e in load_all(path, scale) if (e.problem, scale) in present]
+            new = [e for e in new if any(results.run(spec).log_path.exists() for spec in _specs(e, results))]
+            if new:
+                found.append(Source(name, scale, new, f"steptuned reproduce {name} --scale {scale}"))
+    return found, damaged
+
+
+def stored(folder: Path, name: str, scale: str) -> Experiment | None:
+    """The experiment of this name as it was run in this folder, the newest if there are several; None if there is none."""
+    found = [source for source in map(_source, Store(folder).asked()) if isinstance(source, Source)]
+    named = [e for source in found for e in source.experiments if (e.name, e.scale) == (name, scale)]
+    return named[-1] if named else None
+
+
+def _source(path: Path) -> Source | str:
+    try:
+        kept = json.loads(path.read_text())
+        experiments = [Experiment.model_validate(content) for content in kept["experiments"]]
+        return Source(kept["figure"], kept["scale"], experiments, kept["command"])
+    except (ValueError, KeyError, TypeError, OSError, ValidationError) as error:
+        return f"{path.name} cannot be read ({type(error).__name__}): delete it and give the command again"
+
+
+def _specs(experiment: Experiment, results: TolerantResults) -> list[RunSpec]:
+    """The runs of the grid, and those of the winners as far as they are known."""
+    groups = outcome_of(experiment, results).groups
+    return [*(trial.spec for group in groups for trial in group.trials), *(s for group in groups for s in group.specs.values())]

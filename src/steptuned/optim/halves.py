@@ -1,0 +1,202 @@
+"""The two halves of an iteration: what is done with the gradients of each pass."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+from steptuned import rule
+from steptuned.optim import flat, sharded
+from steptuned.optim.arguments import scalar
+from steptuned.optim.bucket import Bucket, gather, is_low_precision, owns_memory, params_of, precision
+from steptuned.optim.notices import (
+    NOISE_CHECKS,
+    ONE_PASS_ONLY,
+    check_groups_agree,
+    refuse_pending,
+    warn_if_stuck,
+    warn_other_noise,
+    warn_two_schedules,
+)
+from steptuned.optim.scaling import Scaling, all_or_nothing, road
+from steptuned.optim.state import EMPTY, RECENT, fresh_state, settle
+from steptuned.rng import replay
+
+if TYPE_CHECKING:
+    from steptuned.optim.step_tuned_sgd import StepTunedSGD
+
+
+@_disable_dynamo  # gathering is for Python; the arithmetic in flat.py is what compiles
+def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
+    """theta_k to theta_{k+1/2}; keeps g0."""
+    refuse_pending(opt, "half_step()")
+    if scaling is not None:
+        sharded.refuse_scaling(params_of(opt))
+    check_groups_agree(opt)
+    warn_two_schedules(opt)
+    if not opt.state and opt._has_measured:  # it was taken away
+        opt.reset()
+    settle(opt)
+    first = opt.param_groups[0]
+    buckets = gather(opt, scaling)
+    if not buckets:
+        for group in opt.param_groups:
+            group["pending"] = EMPTY
+        return
+    coefficient = _clip_coefficient(opt, buckets, scaling)
+
+    decay = 1.0
+    if first["decay_every"] is not None:
+        decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
+    for group in opt.param_groups:
+        group["effective_lr"] = first["gamma"] * decay * scalar(group["lr"])
+        group["moved"].copy_(group["effective_lr"] * coefficient)
+
+    with all_or_nothing(opt.cancel):
+        for bucket in buckets:
+            _move(opt, bucket, scaling)
+    if scaling is None:
+        first["sound"].fill_(True)
+    else:
+        first["sound"].copy_(scaling.found_inf == 0)
+    for group in opt.param_groups:
+        group["pending"] = road(scaling)
+    if opt._form == "hand" and first["replay_rng"] and opt._noise_checks < NOISE_CHECKS:
+        opt._noise = replay(opt)
+
+
+def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
+    """The first half step of a bucket's parameters. Takes their gradients over."""
+    params = bucket.params
+    moved, weight_decay = bucket.group["moved"].to(bucket.device), bucket.group["weight_decay"]
+    displacement: list[Tensor] = []
+    if bucket.in_chunks:
+        g0 = [g if not weight_decay and owns_memory(g) else torch.empty_like(p) for p, g in zip(params, bucket.grads, strict=True)]
+        flat.first_pass_in_chunks(params, bucket.grads, g0, moved, weight_decay)
+    else:
+        grads = bucket.gradient_of_J(scaling)
+        g0 = [new.clone() if new is g and not owns_memory(g) else new for new, g in zip(grads, bucket.grads, strict=True)]
+        before = [p.clone() for p in params] if bucket.is_low_precision else []
+        flat.first_pass(params, g0, moved)
+        displacement = [p.to(precision(p)) - b for p, b in zip(params, before, strict=bool(before))]
+    for i, (p, g, held, state) in enumerate(zip(bucket.owners, bucket.grads, g0, bucket.states, strict=True)):
+        if not state:
+            state = opt.state[p] = fresh_state(p)
+        if held is g:
+            held = held.detach()  # without the graph that create_graph=True leaves on it
+            opt._versions.append((held, held._version))
+        state["g0"], state["held"] = sharded.as_part_of(p, held), 1
+        if displacement:
+            state["displacement"] = sharded.as_part_of(p, displacement[i])
+        p.grad = None
+
+
+@_disable_dynamo
+def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
+    """theta_{k+1/2} to theta_{k+1}; measures the curvature and sets gamma_{k+1}."""
+    if any(held._version != version for held, version in opt._versions):
+        raise RuntimeError(
+            "a gradient of the first pass was overwritten in place before the second pass was done: let backward "
+            "make new gradients (zero_grad with set_to_none=True), or drop the half step with opt.cancel()"
+        )
+    warn_other_noise(opt)
+    buckets = gather(opt, scaling)
+    had_gradients = opt.param_groups[0]["pending"] != EMPTY
+    if bool(buckets) != had_gradients:
+        raise RuntimeError(ONE_PASS_ONLY[opt._form].format(*(("first", "second") if had_gradients else ("second", "first"))))
+    if not buckets:
+        for group in opt.param_groups:
+            group["skipped"] += 1
+        opt.cancel()
+        return
+    coefficient = _clip_coefficient(opt, buckets, scaling)
+    first = opt.param_groups[0]
+    valid = None if scaling is None else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
+
+    shares = sharded.Shares(first["gamma"].new_zeros(2))
+    measured: set[int] = set()
+    with all_or_nothing(opt.cancel):
+        for bucket in buckets:
+            step = (bucket.group["effective_lr"] * coefficient).to(bucket.device)
+            paired, single = bucket.split()
+            if single.params:
+                flat.add_scaled(single.params, single.gradient_of_J(scaling), -step)
+            if paired.params:
+                shares.add(paired.place, _measure(opt, paired, step, scaling, valid))
+                measured.update(map(id, paired.states))
+        _measure_the_rest(opt, measured, valid, shares)
+        curvature, square = sharded.reduce(shares, params_of(opt))
+    _tune(opt, curvature, square, valid)
+    opt._has_measured = True
+    opt.cancel()
+    if first["gamma"].device.type == "cpu":
+        warn_if_stuck(opt)
+
+
+def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
+    """The second half step of a bucket's parameters, which have g0, and their share of <G, dtheta> and |dtheta|^2."""
+    group, params = bucket.group, bucket.params
+    g0, G = bucket.held("g0"), bucket.held("G")
+    moved = group["moved"].to(bucket.device)
+    along_g0 = torch.stack((-moved, moved**2))
+    if bucket.in_chunks:
+        return along_g0 * flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"])
+    valid = None if valid is None else valid.to(bucket.device)
+    grads = bucket.gradient_of_J(scaling)
+    if bucket.is_low_precision:
+        return flat.second_pass(params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid)
+    return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid)
+
+
+def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | None, shares: sharded.Shares) -> None:
+    """The same for parameters that lack a gradient: dg is zero, so their part of G fades."""
+    if len(measured) == len(opt.state):
+        return
+    for group in opt.param_groups:
+        for p in group["params"]:
+            state = opt.state.get(p)
+            if not state or id(state) in measured:
+                continue
+            G = sharded.local(state["G"])
+            flat.fade(G, group["beta"], None if valid is None else valid.to(p.device))
+            if state["held"]:
+                displacement = (
+                    sharded.local(state["displacement"])
+                    if is_low_precision(p)
+                    else sharded.local(state["g0"]) * -group["moved"].to(p.device)
+                )
+                share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
+                shares.add(sharded.place(p), share)
+
+
+def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
+    """gamma_{k+1}, unless the measurement is not finite or the iteration not valid; and the counts."""
+    group = opt.param_groups[0]
+    m, M = group["bounds"]
+    k, streak = group["k"], group["streak"]
+    curvature = curvature * rule.debias(group["beta"], k.to(curvature.dtype))
+    fine = torch.isfinite(curvature) & torch.isfinite(square)
+    if valid is not None:
+        fine &= valid
+    measured = rule.gamma(square, curvature, group["nu"])
+    lower, upper = measured <= m, measured >= M
+    group["gamma"].copy_(torch.where(fine, rule.clip(measured, (m, M)), group["gamma"]))
+    group["raw_gamma"].copy_(torch.where(fine, measured, group["raw_gamma"]))
+    group["curvature"].copy_(torch.where(fine, rule.per_unit(curvature, square), group["curvature"]))
+    group["recent"].scatter_(0, (k % RECENT).reshape(1), torch.where(fine, measured, torch.nan).reshape(1))
+    group["tally"].add_(torch.stack([fine & ~(curvature > 0), fine & lower, fine & upper, ~fine]))
+    longer = torch.where(lower, streak.clamp(max=0) - 1, torch.where(upper, streak.clamp(min=0) + 1, 0))
+    streak.copy_(torch.where(fine, longer, streak))
+    k.add_(1 if valid is None else valid)
+
+
+def _clip_coefficient(opt: "StepTunedSGD", buckets: list[Bucket], scaling: Scaling | None) -> Tensor | float:
+    limit = opt.param_groups[0]["max_grad_norm"]
+    if limit is None or not buckets:
+        return 1.0
+    shares = sharded.Shares(opt.param_groups[0]["gamma"].new_zeros(()))
+    for bucket in buckets:
+        shares.add(bucket.place, flat.square(bucket.gradient_of_J(scaling)))
+    norm = sharded.reduce(shares, params_of(opt)).sqrt()
+    return (limit / (norm + 1e-6)).clamp(max=1.0)

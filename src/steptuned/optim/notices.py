@@ -1,0 +1,148 @@
+"""What StepTunedSGD warns about or refuses: mistakes that programs make with two passes."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch._compile import _disable_dynamo
+
+from steptuned.optim import sharded
+from steptuned.optim.arguments import warn
+
+if TYPE_CHECKING:
+    from steptuned.optim.step_tuned_sgd import StepTunedSGD
+
+STUCK = 100
+"""After this many iterations in a row at the same bound, a warning."""
+
+NOISE_CHECKS = 10
+"""In this many iterations by hand, the random numbers of the two passes are compared."""
+
+OF_ALL_GROUPS = ("nu", "beta", "bounds", "delta", "decay_every", "max_grad_norm", "replay_rng")
+"""Options that belong to gamma, of which there is one, and so must agree between parameter groups."""
+
+ONE_PASS_ONLY = {
+    "closure": "the closure made gradients in its {0} call and none in its {1}: it must do the same in both",
+    "passes": "the body of passes() made gradients in its {0} pass and none in its {1}: it must do the same in both",
+    "hand": "there were gradients in the {0} pass and none in the {1}: run a backward of the same mini-batch before both "
+    "half_step() and step(), or drop the half step with opt.cancel()",
+}
+
+
+def warn_if_stuck(opt: "StepTunedSGD") -> None:
+    group = opt.param_groups[0]
+    m, M = group["bounds"]
+    if "stuck" in opt._warned or m == M:
+        return
+    streak = int(group["streak"])
+    if abs(streak) < STUCK:
+        return
+    opt._warned.add("stuck")
+    raw = group["recent"].nanmedian().item()
+    bound, value = ("lower", m) if streak < 0 else ("upper", M)
+    if raw == group["nu"]:
+        advice = "the curvature is mostly not positive, where gamma is nu: lower nu if the loss is unstable"
+    else:
+        advice = (
+            f"the raw gamma has a median of {raw:.3g}; to let it tune the step, put the bounds around that, such as "
+            f"bounds=({raw / 2:.2g}, {2 * raw:.2g}), and divide lr by {raw:.2g}"
+        )
+    warn(
+        f"gamma has been at its {bound} bound {value} for {abs(streak)} iterations, so this is SGD with the step "
+        f"{value:g} x lr: {advice}"
+    )
+
+
+def warn_stale_gradients(opt: "StepTunedSGD") -> None:
+    """A backward before step(closure) is a mistake: its gradients are added to those of the closure's first call."""
+    if "stale" in opt._warned or (opt._has_measured and opt._form != "closure"):
+        return
+    known = {id(ref()) for ref in opt._left}
+    if any(p.grad is not None and id(p.grad) not in known for p in [p for group in opt.param_groups for p in group["params"]]):
+        opt._warned.add("stale")
+        warn(
+            "step(closure) found gradients of an earlier backward: the closure back-propagates by itself, twice, and what is "
+            "there is added to its first call unless it zeroes the gradients; remove the backward before step(closure)"
+        )
+
+
+def warn_two_schedules(opt: "StepTunedSGD") -> None:
+    decay_every = opt.param_groups[0]["decay_every"]
+    if decay_every is None or "schedule" in opt._warned or not hasattr(opt.step, "_wrapped_by_lr_sched"):
+        return
+    opt._warned.add("schedule")
+    warn(
+        f"decay_every={decay_every} and a learning-rate scheduler both lower the step: take decay_every=None to leave it to "
+        "the scheduler, or do without the scheduler"
+    )
+
+
+def warn_other_noise(opt: "StepTunedSGD") -> None:
+    """By hand, nobody but the user can replay random numbers: notice when it was forgotten."""
+    if opt._noise is None:
+        return
+    opt._noise_checks += 1
+    if "noise" not in opt._warned and not opt._noise.is_current():
+        opt._warned.add("noise")
+        warn(
+            "the second pass drew other random numbers than the first, so that gamma measures noise: if that is dropout, call "
+            "noise = steptuned.replay(opt) before the first pass and noise.rewind() before the second; if it is not, "
+            "replay_rng=False turns this check off"
+        )
+
+
+def warn_low_precision(opt: "StepTunedSGD", dtype: torch.dtype) -> None:
+    if "low precision" not in opt._warned:
+        opt._warned.add("low precision")
+        warn(
+            f"parameters are {dtype}: steps smaller than their rounding are lost, and the curvature measured from the rest "
+            "is noisy; float32 parameters under autocast train better"
+        )
+
+
+@_disable_dynamo
+def warn_compiled(opt: "StepTunedSGD") -> None:
+    if "compiled" not in opt._warned:
+        opt._warned.add("compiled")
+        warn(
+            "torch.compile does not compile a function that contains a passes() loop: compile the model or the loss "
+            "instead, or use step(closure)"
+        )
+
+
+def refuse_pending(opt: "StepTunedSGD", what: str) -> None:
+    if not opt.param_groups[0]["pending"]:
+        return
+    if what in ("step(closure)", "passes()"):
+        raise RuntimeError(
+            f"{what} in the middle of an iteration: the first pass over another mini-batch was not followed by a second; "
+            "drop it with opt.cancel()"
+        )
+    raise RuntimeError(
+        f"{what} while a half step is pending: finish it with a second backward of the same mini-batch and "
+        "opt.step(), or drop it with opt.cancel()"
+    )
+
+
+def refuse_in_body(opt: "StepTunedSGD", what: str) -> None:
+    if opt._in_body:
+        raise RuntimeError(f"{what} inside the body of passes(): remove it, passes() makes both halves of the step itself")
+
+
+def check_groups_agree(opt: "StepTunedSGD") -> None:
+    """Options of gamma, of which there is one, may have been edited in one group only."""
+    first = opt.param_groups[0]
+    for group in opt.param_groups[1:]:
+        for name in OF_ALL_GROUPS:
+            if group[name] != first[name]:
+                raise ValueError(
+                    f"{name} must be the same for all parameter groups, as gamma is one number for all of them: "
+                    f"the first group has {first[name]}, another has {group[name]}"
+                )
+
+
+def is_initialiser(opt: "StepTunedSGD") -> bool:
+    """Whether torch.distributed.checkpoint makes a fresh optimizer create its state: by a step with lr and gradients zero."""
+    if opt.state or any(float(group["lr"]) != 0 for group in opt.param_groups):
+        return False
+    grads = [p.grad for p in [p for group in opt.param_groups for p in group["params"]] if p.requires_grad]
+    return all(g is not None and (g.device.type == "meta" or not sharded.local(g).any()) for g in grads)

@@ -1,0 +1,85 @@
+"""Curves of runs: smoothing, levels and drops."""
+
+import math
+
+import numpy as np
+import pytest
+
+from made_up import records_of
+from steptuned.lab.claims import criterion
+from steptuned.lab.curves import Curve, curve_of, drop_of
+
+LIMITS = criterion(10).thresholds
+
+
+class Spec:
+    budget = 1000
+
+
+def curve(*values):
+    return Curve(np.arange(len(values), dtype=float), np.array(values, dtype=float))
+
+
+def test_the_running_median_ignores_a_spike_and_is_shorter_at_the_ends():
+    assert curve(1, 2, 90, 4, 5, 6).smoothed(3).values.tolist() == [1.5, 2, 4, 5, 5, 5.5]
+
+
+def test_a_value_a_level_and_a_stretch():
+    c = curve(5, 4, 3, 2, 3)
+    assert (c.at(2), c.at(2.9), c.at(99)) == (3, 3, 3)
+    assert (c.first_below(3), c.first_below(2)) == (3, math.inf)
+    assert c.between(1, 3).tolist() == [4, 3, 2]
+
+
+def test_a_measure_that_a_record_lacks_is_not_a_number():
+    found = curve_of([{"bp": 0}, {"bp": 2, "loss": 1.0}], "loss")
+    assert found.bp.tolist() == [0, 2]
+    assert math.isnan(found.values[0])
+
+
+def made(loss, points=100, gamma=lambda s: 1.0, accuracy=lambda s: 0.5):
+    return records_of(Spec, loss, points=points, gamma=gamma, accuracy=accuracy)
+
+
+def test_a_drop_is_found_where_it_is():
+    def step(share):
+        return 1.0 if share < 0.4 else 0.5
+
+    drop = drop_of(made(step, gamma=step, accuracy=step), "loss", LIMITS)
+    assert drop.at == pytest.approx(0.385, abs=0.016)
+    assert drop.fall == pytest.approx(math.log10(2))
+    assert drop.typical == 0
+    assert drop.gamma == (1.0, 0.5)
+    assert drop.rise == -0.5
+    assert drop.is_sudden(LIMITS)
+    assert drop.is_caused_by_gamma(LIMITS)
+    assert not drop_of(made(step), "loss", LIMITS).is_caused_by_gamma(LIMITS)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda s: 1.0 if s < 0.05 else 0.5,
+        lambda s: 1.0 if s < 0.95 else 0.5,
+        lambda s: 1.0 if s < 0.4 else 0.85,
+        lambda s: 10 ** (-10 * s) / (1 if s < 0.4 else 10**0.3),
+    ],
+    ids=["at the beginning", "at the end", "too small", "not more than usual"],
+)
+def test_what_is_not_a_sudden_drop(loss):
+    assert not drop_of(made(loss), "loss", LIMITS).is_sudden(LIMITS)
+
+
+def test_the_recovery_from_a_spike_is_no_drop():
+    drop = drop_of(made(lambda s: 9.0 if 0.3 < s < 0.5 else 1 - s / 2), "loss", LIMITS)
+    assert not drop.is_sudden(LIMITS)
+
+
+def test_records_that_are_denser_at_the_beginning_do_not_move_the_drop():
+    records = made(lambda s: 1.0 if s < 0.4 else 0.5)
+    early = [{**records[0], "bp": bp} for bp in range(1, 10)]
+    assert drop_of([records[0], *early, *records[1:]], "loss", LIMITS) == drop_of(records, "loss", LIMITS)
+
+
+def test_records_too_far_apart_have_no_drop():
+    assert drop_of(made(lambda s: 1.0 if s < 0.4 else 0.5, points=20), "loss", LIMITS) is None

@@ -1,0 +1,188 @@
+"""Packed runs: restored byte for byte, readable by others, and damage is noticed."""
+
+import json
+import shutil
+
+import pandas
+import pyarrow.parquet
+import pytest
+
+from conftest import make_spec
+from made_up import records_of
+from steptuned.lab.evidence import EvidenceError, opened, pack, unpack, verify
+from steptuned.lab.results import Results
+from steptuned.lab.run import folder_of
+from steptuned.lab.store import Store
+from test_cli import steptuned
+
+EXPERIMENT = """
+title = "small"
+figure = "loss"
+problem = "regression"
+seeds = 2
+budget = { iterations = 30 }
+log_every = 5
+[selection]
+after = { iterations = 10 }
+[methods.sgd]
+lr = [0.1, 1.0, 1e9]
+[methods.step-tuned-sgd]
+lr = [0.1, 1.0]
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evidence")
+    (folder / "small.toml").write_text(EXPERIMENT)
+    ended = steptuned("run", folder / "small.toml", "--out", folder / "store", "--jobs", 1, "--device", "cpu")
+    assert ended.returncode == 0, ended.stderr
+    return folder / "store"
+
+
+@pytest.fixture
+def packed(store, tmp_path):
+    pack(store, tmp_path / "evidence")
+    return tmp_path / "evidence"
+
+
+def files_of(store):
+    return {path.parent.name: path.read_bytes() for path in store.glob("runs/*/*/log.jsonl")}
+
+
+def test_logs_of_reported_runs_are_restored_byte_for_byte_and_trials_keep_bp_and_loss(store, packed, tmp_path):
+    assert unpack(packed, tmp_path / "again") == len(files_of(store)) == 9
+    before, after = files_of(store), files_of(tmp_path / "again")
+    assert before.keys() == after.keys()
+    full = [name for name in before if before[name] == after[name]]
+    assert len(full) == 4, "two methods, two seeds"
+    assert all("bp=30" in name for name in full)
+    for name in before.keys() - set(full):
+        wanted = [{key: json.loads(line)[key] for key in ("bp", "loss")} for line in before[name].splitlines()]
+        assert [json.loads(line) for line in after[name].splitlines()] == wanted
+    for path in store.glob("runs/*/*/environment.json"):
+        assert json.loads((tmp_path / "again" / path.relative_to(store)).read_text()) == json.loads(path.read_text())
+
+
+def test_nothing_is_run_again_on_an_unpacked_store_and_the_numbers_are_the_same(store, packed, tmp_path):
+    unpack(packed, tmp_path / "again")
+    logs = {path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("runs/*/*/log.jsonl")}
+    toml = store.parent / "small.toml"
+    ended = steptuned("run", toml, "--out", tmp_path / "again", "--jobs", 1, "--device", "cpu")
+    assert ended.returncode == 0, ended.stderr
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("runs/*/*/log.jsonl")} == logs
+    finals = []
+    for folder in (store, tmp_path / "again"):
+        results = Results(Store(folder))
+        finals.append({run.spec.identity: results.final(run.spec) for run in Store(folder).runs()})
+    assert finals[0] == finals[1]
+
+
+def test_packing_an_unpacked_store_gives_the_same_records(packed, tmp_path):
+    unpack(packed, tmp_path / "again")
+    manifest = pack(tmp_path / "again", tmp_path / "second")
+    (name,) = manifest["files"]
+    tables = [pyarrow.parquet.read_table(folder / name).drop_columns(["result"]) for folder in (packed, tmp_path / "second")]
+    assert str(tables[0].to_pylist()) == str(tables[1].to_pylist()), "as text, where nan is nan"
+
+
+def test_a_file_is_readable_with_two_lines_of_pandas(packed):
+    table = pandas.read_parquet(packed / "small-paper.parquet")
+    last = table[~table.thinned].groupby(["method", "seed"]).loss.last()
+    assert sorted(last.index) == [("sgd", 1), ("sgd", 2), ("step-tuned-sgd", 1), ("step-tuned-sgd", 2)]
+    assert table["raw gamma median"].notna().any()
+
+
+def test_the_manifest_has_checksums_counts_commits_and_criteria(packed):
+    entry = verify(packed)["files"]["small-paper.parquet"]
+    assert (entry["runs"], entry["thinned runs"]) == (9, 5)
+    assert len(entry["sha256"]) == 64
+    assert entry["commits"]
+    assert len(entry["criteria"]) == 1
+
+
+def test_damage_is_noticed_in_one_sentence(packed, tmp_path):
+    path = packed / "small-paper.parquet"
+    sound = path.read_bytes()
+    path.write_bytes(sound[:100] + bytes([sound[100] ^ 1]) + sound[101:])
+    for read in (verify, lambda folder: unpack(folder, tmp_path / "again")):
+        with pytest.raises(EvidenceError, match=r"small-paper\.parquet is not the file that was packed"):
+            read(packed)
+    ended = steptuned("evidence", "verify", packed)
+    assert ended.returncode == 1
+    assert "is not the file that was packed" in ended.stderr
+    path.unlink()
+    with pytest.raises(EvidenceError, match="is missing"):
+        verify(packed)
+    path.write_bytes(sound)
+    shutil.copy(path, packed / "other.parquet")
+    with pytest.raises(EvidenceError, match=r"other\.parquet is not in MANIFEST\.json"):
+        verify(packed)
+
+
+def test_a_log_that_was_edited_is_not_packed(store, tmp_path):
+    shutil.copytree(store, tmp_path / "store")
+    run = next(run for run in Store(tmp_path / "store").runs() if run.spec.budget == 30)
+    text = run.log_path.read_text()
+    run.log_path.write_text(text.replace('"bp": 5', '"bp": 6', 1))
+    with pytest.raises(EvidenceError, match="its log is not the one it ended with"):
+        pack(tmp_path / "store", tmp_path / "evidence")
+
+
+def test_a_store_without_runs_cannot_be_packed(tmp_path):
+    with pytest.raises(EvidenceError, match="nothing to pack"):
+        pack(tmp_path / "nothing", tmp_path / "evidence")
+
+
+def test_a_packed_folder_opens_as_a_store(store, packed):
+    with opened(packed) as found:
+        assert len(Store(found).runs()) == 9
+    with opened(store) as found:
+        assert found == store
+
+
+def test_timings_are_packed_too(store, tmp_path):
+    shutil.copytree(store, tmp_path / "store")
+    (tmp_path / "store" / "table-2").mkdir()
+    (tmp_path / "store" / "table-2" / "a-demo-cpu.json").write_text('{"problem": "a"}\n')
+    pack(tmp_path / "store", tmp_path / "evidence")
+    unpack(tmp_path / "evidence", tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "table-2" / "a-demo-cpu.json").read_text()) == {"problem": "a"}
+
+
+def test_the_commands_pack_verify_and_unpack(store, tmp_path):
+    ended = steptuned("evidence", "pack", store, "--to", tmp_path / "evidence")
+    assert ended.returncode == 0, ended.stderr
+    assert "9 runs, 5 of them thinned" in ended.stdout
+    assert "all as they were packed" in steptuned("evidence", "verify", tmp_path / "evidence").stdout
+    ended = steptuned("evidence", "unpack", tmp_path / "evidence", "--to", tmp_path / "again")
+    assert "9 runs" in ended.stdout
+
+
+def test_made_up_records_with_a_key_out_of_order_are_refused(tmp_path):
+    """A log whose keys change their order could not be restored byte for byte."""
+    from made_up import put
+
+    store = Store(tmp_path / "store")
+    spec = make_spec()
+    records = records_of(spec, lambda share: 1.0, points=3, extra=lambda share: share)
+    records[1] = dict(reversed(records[1].items()))
+    put(store, spec, records)
+    from steptuned.lab.evidence import _about, _records
+
+    run = folder_of(store, spec)
+    with pytest.raises(EvidenceError, match="not in one order"):
+        _records(run, _about(run, spec, thinned=False))
+
+
+def test_a_packed_folder_is_read_as_a_store_is(store, packed, tmp_path, monkeypatch):
+    for command in ("show", "claims"):
+        there, here = (steptuned(command, folder) for folder in (store, packed))
+        assert here.returncode == 0, here.stderr
+        assert here.stdout.splitlines()[-1] == there.stdout.splitlines()[-1]
+    assert steptuned("export", packed, "--csv", tmp_path / "all.csv").returncode == 0
+    assert len((tmp_path / "all.csv").read_text().splitlines()) > 40
+    ended = steptuned("report", packed, "--to", tmp_path / "page")
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "page" / "index.html").exists()
+    assert [path.name for path in packed.iterdir() if path.is_dir()] == [], "nothing is written beside the evidence"

@@ -1,0 +1,52 @@
+"""Processes that tests have started, orphans included, found by a mark in their environment."""
+
+import os
+import time
+from pathlib import Path
+
+MARK = "STEPTUNED_TEST_MARK"
+HELPERS = ("loky", "forkserver", "resource_tracker")
+"""Processes that Python keeps for its next use, and that end with their parent."""
+
+
+def marked(mark):
+    """The processes that live, have this mark, and are not this one, with their commands."""
+    wanted = f"{MARK}={mark}".encode()
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    commands = {pid: _read(pid, "cmdline") for pid in pids if pid != os.getpid() and wanted in _read(pid, "environ")}
+    return {pid: b" ".join(words).decode() for pid, words in commands.items() if words != [b""]}  # a zombie has none
+
+
+def _read(pid, name):
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
+    except OSError:  # it has ended meanwhile, or is not ours
+        return [b""]
+
+
+def left_behind(mark):
+    """Those among them that would go on after this process, or that it has forgotten."""
+    return {
+        pid: command
+        for pid, command in marked(mark).items()
+        if not (is_descendant(pid) and any(name in command for name in HELPERS))
+    }
+
+
+def is_descendant(pid):
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+        if pid == os.getpid():
+            return True
+    return False
+
+
+def wait_until_none(found, seconds=120):
+    """Wait until there is no such process any more. Returns those that are left."""
+    deadline = time.monotonic() + seconds
+    while (left := found()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
