@@ -172,7 +172,7 @@ def kill_sweeps(folder: Path, kills: int, chance: random.Random) -> Outcome:
             return len(victims)
 
         _until_done(lambda: processes.start(*command), kill, out, kills, chance, outcome)
-    return _compared(outcome, out, folder / "undisturbed", expected=3 + 4)
+    return _compared(outcome, out, folder / "undisturbed", expected=4 + 2)
 
 
 # ---------------------------------------------------------------------------- Dask
@@ -208,7 +208,7 @@ def kill_dask(folder: Path, kills: int, chance: random.Random) -> Outcome:
 
         command = ("steptuned", "run", path, "--dask", address, "--out", out, "--checkpoint-seconds", 0.05)
         _until_done(lambda: processes.start(*command), kill, out, kills, chance, outcome)
-    return _compared(outcome, out, folder / "undisturbed", expected=3 + 4)
+    return _compared(outcome, out, folder / "undisturbed", expected=4 + 2)
 
 
 # ---------------------------------------------------------------------------- torchrun
@@ -238,7 +238,7 @@ def kill_ranks(folder: Path, kills: int, chance: random.Random) -> Outcome:
         alone = processes.start(*launcher, "--out", undisturbed)
         if alone.wait(PATIENCE) != 0:
             outcome.differences.append(f"the undisturbed run failed: {alone.said()}")
-    return _compared(outcome, out, undisturbed, expected=2)
+    return _compared(outcome, out, undisturbed, expected=1)
 
 
 # ---------------------------------------------------------------------------- common

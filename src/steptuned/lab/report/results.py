@@ -1,58 +1,270 @@
-"""A page of results in Markdown, from a store and nothing else."""
+"""The page of results in Markdown, and the README's summary of it, from a folder of runs and nothing else."""
 
+import json
+import re
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from steptuned.lab import claims
+from steptuned.lab.claims import TUNED, Claim, Judgement
+from steptuned.lab.paired_runs import PairedRuns
 from steptuned.lab.problems.table1 import TABLE_1
-from steptuned.lab.report import figures, tables
+from steptuned.lab.report import figures, prose, tables
+from steptuned.lab.report.tables import Table
 from steptuned.lab.results import Results, TolerantResults, outcome_of, sources
 from steptuned.lab.search import Outcome
 from steptuned.lab.store import Store
 from steptuned.lab.table2 import Timings
 
 SIZES = {
-    "paper": "the paper's own sizes, where it is an experiment of the paper",
-    "short": "fewer epochs than scale paper where networks learn images: see the sizes on the figures",
-    "small": "smaller than scale paper: see the sizes on the figures",
-    "demo": "much smaller than scale paper: see the sizes on the figures",
+    "paper": "The paper's own sizes, where it is an experiment of the paper.",
+    "short": "All images, a tenth of the paper's epochs; 16x16 pixels for (a), (b), (c).",
+    "small": "A tenth of the images, all epochs; 16x16 pixels for (a), (b), (c).",
+    "demo": "Much smaller than scale paper: see the sizes on the figures.",
 }
+SYMBOLS: dict[claims.Verdict, str] = {
+    "reproduced": "✔",
+    "not reproduced": "✘",
+    "consistent": "(✔)",
+    "inconsistent": "(✘)",
+    "mixed": "±",
+    "not run": "–",
+}
+LEGEND = (
+    "✔ reproduced, ✘ not reproduced (at least 5 seeds or 20 instances); (✔) consistent, (✘) inconsistent "
+    "(3 or 4 seeds); ± mixed: plain loss and J, or two scales, disagree; – not run."
+)
+CONTROLS = ("controls-f", "controls-a")
+VARIANTS = "beyond-"
+PUBLISHED = "published.json"
+"""The verdicts that come with the package, made from the project's own evidence."""
+MARKER = "verdicts"
 
 
-def write(store: Path, page: Path, command: str) -> list[Path]:
-    """Write the page, and its figures beside it. Returns what was written."""
+@dataclass(frozen=True)
+class Section:
+    """One figure with the outcomes that have runs."""
+
+    name: str
+    scale: str
+    panels: list[Outcome]
+
+    @property
+    def stem(self) -> str:
+        return figures.safe_name(f"{self.name}-{self.scale}")
+
+
+@dataclass
+class Page:
+    """A folder of runs as a page: what is read, and where the figures go."""
+
+    store: Path
+    pictures: Path
+    results: TolerantResults
+    sections: list[Section]
+    judged: list[tuple[Claim, Judgement]]
+    written: list[Path]
+
+    def runs(self, scale: str) -> PairedRuns:
+        return PairedRuns(self.store, scale)
+
+
+def write(store: Path, page: Path, command: str, readme: Path | None = None) -> list[Path]:
+    """Write the page, its figures beside it, and the verdicts into the README. Returns what was written."""
     results = TolerantResults(Store(store), [])
-    pictures = page.parent / "figures"
-    written = [page]
-    parts = [f"# Results\n\nMade by `{command}` from the runs it names; nothing here is written by hand."]
+    made = Page(store, page.parent / "figures", results, _sections(store, results), claims.judge(store), [page])
+    parts = [
+        "# Results",
+        f"Made by `{command}` from the logs of the runs; nothing here is written by hand.",
+        *_verdicts(made.judged),
+        *_gamma(made),
+        *_figures(made),
+        *_table_2(store),
+        *_variants(made),
+        *_checking(made),
+    ]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n\n".join(parts) + "\n")
+    if readme is not None:
+        readme.write_text(with_verdicts(readme.read_text(), made.judged))
+        made.written.append(readme)
+    return made.written
+
+
+def _sections(store: Path, results: TolerantResults) -> list[Section]:
+    found = []
     for source in sources(store)[0]:
         panels = [outcome_of(experiment, results) for experiment in source.experiments]
         panels = [outcome for outcome in panels if has_runs(outcome, results)]
+        if panels:
+            found.append(Section(source.name, source.scale, panels))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- verdicts
+
+
+def verdict_table(judged: list[tuple[Claim, Judgement]]) -> Table:
+    """One line per claim."""
+    table = Table("", ["", "#", "claim", "verdict", "n", "scale"])
+    for claim, j in judged:
+        n = f"{j.n} {j.pairs}" if j.n else ""
+        row = [SYMBOLS[j.verdict], str(claim.number), claim.text, j.verdict, n, ", ".join(j.scales)]
+        table.rows.append(row)
+    return table
+
+
+def tally(judged: list[tuple[Claim, Judgement]]) -> str:
+    """How many claims came out which way."""
+    verdicts = [judgement.verdict for _, judgement in judged]
+    counts = [f"{verdicts.count(v)} {v}" for v in SYMBOLS if v in verdicts]
+    return f"Of {len(judged)} claims: {', '.join(counts)}."
+
+
+def _verdicts(judged: list[tuple[Claim, Judgement]]) -> list[str]:
+    if all(judgement.verdict == "not run" for _, judgement in judged):
+        return []
+    return ["## Verdicts", tally(judged), verdict_table(judged).markdown(), LEGEND]
+
+
+def with_verdicts(readme: str, judged: list[tuple[Claim, Judgement]]) -> str:
+    """The README with the table between its two markers renewed."""
+    begin, end = f"<!-- {MARKER} -->", f"<!-- end of {MARKER} -->"
+    if begin not in readme or end not in readme:
+        raise ValueError(f"the README has no lines '{begin}' and '{end}' to write the verdicts between")
+    content = "\n\n".join((begin, tally(judged), verdict_table(judged).markdown(), LEGEND, end))
+    return re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _: content, readme, flags=re.DOTALL)
+
+
+def as_published(judged: list[tuple[Claim, Judgement]]) -> str:
+    """The verdicts as the package carries them: JSON, one claim per line."""
+    kept = ("number", "claim", "verdict", "n", "pairs", "scales", "measured")
+    rows = [{key: one[key] for key in kept} for one in claims.as_data(judged)]
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
+
+
+def published() -> list[dict[str, Any]]:
+    """The verdicts on the project's own evidence, as they came with the package."""
+    return json.loads(files("steptuned.lab.report").joinpath(PUBLISHED).read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------------------------------------- what gamma does
+
+
+def _gamma(page: Page) -> list[str]:
+    columns = ["experiment", "scale", "method", "bounds", "inside", "at lower", "at upper", "negative curvature"]
+    table = Table("", [*columns, "raw gamma, first tenth", "last tenth"])
+    found = []
+    for section in page.sections:
+        for outcome in section.panels:
+            if outcome.experiment.instances > 1:
+                continue
+            name = outcome.experiment.name
+            for group in outcome.groups:
+                tuning = prose.tuning_of(group, page.results)
+                if tuning is None:
+                    continue
+                shares = (tuning.inside, tuning.at_lower, tuning.at_upper, tuning.negative)
+                bounds = f"{tuning.bounds[0]:g} to {tuning.bounds[1]:g}"
+                row = [name, section.scale, group.entry.label, bounds, *(f"{share:.0%}" for share in shares)]
+                table.rows.append([*row, f"{tuning.early:.3g}", f"{tuning.late:.3g}"])
+                if group.entry.name == TUNED:
+                    found.append((name, section.scale, tuning))
+    if not table.rows:
+        return []
+    intro = (
+        "The raw gamma is the inverse of the curvature along the gradient. Inside the bounds the method tunes its "
+        "step; at a bound it is SGD with a constant factor and mini-batches used twice. The table has the winners, "
+        "over all iterations and seeds."
+    )
+    return ["## What gamma does", intro, table.markdown(), *prose.few_and_many(found), *_control_figure(page)]
+
+
+def _control_figure(page: Page) -> list[str]:
+    """Loss, gamma and raw gamma beside the controls, where they ran."""
+    parts = []
+    for scale in ("short", "small", "paper"):
+        sections = [s for s in page.sections if s.name in CONTROLS and s.scale == scale]
+        panels = [outcome for section in sections for outcome in section.panels]
         if not panels:
             continue
-        name, scale = source.name, source.scale
-        stem = figures.safe_name(f"{name}-{scale}")
-        written += figures.draw(name, panels, results, pictures, stem)
-        parts.append(f"## {name}, scale {scale}\n\n{SIZES[scale].capitalize()}. {_machine(panels, results)}")
-        parts.append(f"![{name} at scale {scale}](figures/{stem}.png)")
+        stem = f"gamma-{scale}"
+        page.written += figures.draw("gamma and its controls", panels, page.results, page.pictures, stem)
+        parts.append(
+            f"Tuned gamma against constant gammas, a finer grid for SGD, and SGD that uses each mini-batch twice, at scale {scale}:"
+        )
+        parts.append(f"![gamma and its controls at scale {scale}](figures/{stem}.png)")
         for outcome in panels:
-            parts += [outcome.experiment.note] if outcome.experiment.note else []
-            parts += [table.markdown() for table in tables.summary(outcome, results)]
-            parts += [sentence] if (sentence := tables.ranking(outcome, results)) else []
+            parts += [" ".join(prose.sentences(outcome, page.runs(scale)))]
+    return parts
+
+
+# ---------------------------------------------------------------------------------------------- the figures
+
+
+def _figures(page: Page) -> list[str]:
+    chosen = [s for s in page.sections if s.name not in CONTROLS and not s.name.startswith(VARIANTS)]
+    return ["## Figures", *(part for section in chosen for part in _section(page, section))] if chosen else []
+
+
+def _section(page: Page, section: Section) -> list[str]:
+    name, scale, panels = section.name, section.scale, section.panels
+    page.written += figures.draw(name, panels, page.results, page.pictures, section.stem)
+    parts = [f"### {name}, scale {scale}", f"{SIZES[scale]} {_machine(panels, page.results)}"]
+    parts.append(f"![{name} at scale {scale}](figures/{section.stem}.png)")
+    for outcome in panels:
+        parts += [outcome.experiment.note] if outcome.experiment.note else []
+        said = prose.sentences(outcome, page.runs(scale))
+        letter = f"**{outcome.experiment.name}.** " if len(panels) > 1 else ""
+        parts += [letter + " ".join(said)] if said else []
+        parts += [table.markdown() for table in tables.summary(outcome, page.results)]
+        parts += [order] if (order := tables.ranking(outcome, page.results)) else []
+    return parts
+
+
+def _table_2(store: Path) -> list[str]:
+    parts = []
     for (scale, where), timings in Timings(store).sets().items():
         missing = [letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}]
         note = f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
-        parts.append(f"## table-2, scale {scale}, {where}\n\n{environment_sentence(timings[0].environment)}{note}")
+        parts.append(f"## Table 2, scale {scale}, {where}\n\n{environment_sentence(timings[0].environment)}{note}")
         parts += [table.markdown() for table in tables.wall_clock(timings)]
-    judged = claims.judge(store)
-    known = [(claim, judgement) for claim, judgement in judged if judgement.verdict != "not run"]
-    open_ = ", ".join(str(claim.number) for claim, judgement in judged if judgement.verdict == "not run")
-    parts.append("## The paper's claims, as far as these runs go")
+    return parts
+
+
+def _variants(page: Page) -> list[str]:
+    chosen = [section for section in page.sections if section.name.startswith(VARIANTS)]
+    if not chosen:
+        return []
+    return ["## Variants", "See [Variants](variants.md).", *(p for section in chosen for p in _section(page, section))]
+
+
+# ---------------------------------------------------------------------------------------------- how to check
+
+
+def _checking(page: Page) -> list[str]:
+    known = [(claim, judgement) for claim, judgement in page.judged if judgement.verdict != "not run"]
+    open_ = ", ".join(str(claim.number) for claim, j in page.judged if j.verdict == "not run")
+    parts = ["## The claims in detail", f"Not judged (runs missing): {open_ or 'none'}."]
     parts += [table.markdown() for table in tables.claims(known)] if known else []
-    parts += [table.markdown() for table in tables.profiles(store)]
-    parts.append(f"Not judged (runs missing): {open_ or 'none'}.")
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text("\n\n".join(parts) + "\n")
-    return written
+    parts += [table.markdown() for table in tables.profiles(page.store)]
+    return [*parts, "## How to check this page", CHECKING]
+
+
+CHECKING = """The logs are in `evidence/`, one Parquet file per experiment and scale, one row per log record:
+
+```python
+import pandas
+
+records = pandas.read_parquet("evidence/figure-3-paper.parquet")
+```
+
+`steptuned evidence verify evidence` compares the files with the checksums in `evidence/MANIFEST.json`,
+`steptuned claims evidence` computes the verdicts again, and `steptuned results evidence --to docs/results.md` this
+page. The tests compare both with what is published. To run an experiment again, use
+`steptuned reproduce NAME --scale SCALE`."""
 
 
 def has_runs(outcome: Outcome, results: Results) -> bool:

@@ -40,7 +40,8 @@ class Table:
 
     def markdown(self) -> str:
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return f"**{self.title}**\n\n" + "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+        heading = f"**{self.title}**\n\n" if self.title else ""
+        return heading + "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
 
 
 def summary(outcome: Outcome, results: Results) -> list[Table]:
@@ -83,13 +84,21 @@ def _methods(outcome: Outcome, results: Results) -> Table:
     return table
 
 
+ORDERS = (
+    ("plain loss", "lowest plain training loss", 1),
+    ("loss", "lowest J", 1),
+    ("test loss", "lowest test loss", 1),
+    ("accuracy", "highest accuracy", -1),
+)
+
+
 def ranking(outcome: Outcome, results: Results) -> str:
     """Who ended best, in a sentence, where there is one instance."""
     if outcome.experiment.instances > 1 or outcome.experiment.figure == "rate":
         return ""
     lasts = {group.entry.label: [r for r in map(results.final, group.specs.values()) if r is not None] for group in outcome.groups}
     orders = []
-    for key, words, sign in (("loss", "lowest J", 1), ("test loss", "lowest test loss", 1), ("accuracy", "highest accuracy", -1)):
+    for key, words, sign in ORDERS:
         ends = {label: sign * np.mean([r[key] for r in rs]) for label, rs in lasts.items() if rs and key in rs[0]}
         orders += [f"{words}: {', '.join(sorted(ends, key=ends.__getitem__))}"] if len(ends) > 1 else []
     return f"From best to worst at the end, by the mean of the seeds, {'; '.join(orders)}." if orders else ""
