@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from steptuned.lab.data import load
 from steptuned.lab.data.batches import mean_and_deviation
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 

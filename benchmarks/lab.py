@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.spec import RunSpec

@@ -30,7 +30,7 @@ def disturb(how):
     import torch
     import torch.distributed as dist
 
-    from steptuned.lab.methods import Driver
+    from steptuned.lab.driver import Driver
 
     advance, talk = Driver.advance, dist.new_group
 

@@ -12,7 +12,8 @@ import small_data
 def main():
     import torch
 
-    from steptuned.lab.methods import METHODS, Driver
+    from steptuned.lab.driver import Driver
+    from steptuned.lab.methods import METHODS
     from steptuned.lab.problems import PROBLEMS
     from steptuned.lab.ranks import Ranks, Torchrun
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from steptuned.lab.driver import Driver
 from steptuned.lab.experiment import SCALES, ExperimentError, load, load_all, panels_of, paper_experiments
-from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.report.figures import FIGURES, label_of
 from steptuned.lab.results import Results

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import reference
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 
 BOUNDS = (0.05, 8.0)

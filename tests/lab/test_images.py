@@ -12,7 +12,8 @@ from conftest import make_spec, on_real_data
 from small_data import TRAIN
 from steptuned.lab.data import DataError, load
 from steptuned.lab.data.batches import Batches, halved, mean_and_deviation
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.run import execute, folder_of

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from problems import Regression as Twin
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Stream
 from steptuned.lab.problems.regression import Regression

@@ -111,7 +111,7 @@ def test_the_machine_is_said_with_the_text_that_came_with_it():
 
 def test_no_two_methods_on_mini_batches_look_the_same():
     names = [name for name, method in METHODS.items() if not method.full_batch]
-    assert len({figures.STYLES[name] for name in names}) == len(names)
+    assert len({METHODS[name].style(name) for name in names}) == len(names)
 
 
 def test_what_is_missing_is_said(experiments, tmp_path):

@@ -9,8 +9,9 @@ import torch
 from conftest import make_spec
 from steptuned import RobbinsMonroLR
 from steptuned.lab.data import DataError
+from steptuned.lab.driver import Driver
 from steptuned.lab.experiment import SCALES, load, paper_experiments
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.text import MODULES, SYMBOLS, Text, checksum, text
 from steptuned.lab.run import execute, folder_of

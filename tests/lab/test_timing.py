@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from steptuned.lab import timing
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report.tables import wall_clock

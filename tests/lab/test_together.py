@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from conftest import make_spec
+from steptuned.lab.driver import Driver
 from steptuned.lab.engine import How, Together
 from steptuned.lab.experiment import load
-from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.ranks import Ranks, Torchrun
 from steptuned.lab.run import folder_of

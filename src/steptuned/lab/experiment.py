@@ -20,8 +20,6 @@ else:
     import tomli as tomllib
 
 SCALES = ("demo", "small", "short", "paper")
-TUNED = ("step-tuned-sgd", "stochastic-gv", "exact-gv", "expected-gv")
-"""Methods that log gamma, which other entries can follow."""
 COUNTS = ("batch", "columns", "uses", "context", "width", "depth", "heads")
 """Whole numbers of which there must be one at least."""
 
@@ -243,7 +241,7 @@ def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
 
 
 def _check_follows(path: Path, entries: list[Entry]) -> None:
-    tuned = [entry.name for entry in entries if entry.follows is None and entry.method in TUNED]
+    tuned = [entry.name for entry in entries if entry.follows is None and METHODS[entry.method].logs_gamma]
     for entry in entries:
         if entry.follows is not None and entry.follows not in tuned:
             told = _list(tuned) if tuned else "an entry whose method tunes gamma, and there is none"

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from steptuned.lab.driver import Driver
 from steptuned.lab.experiment import Budget, Experiment
-from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Problem
 from steptuned.lab.run import execute, folder_of, synchronise

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 import steptuned
-from steptuned.lab.methods import Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import NetworkProblem
 from steptuned.lab.ranks import Ranks
@@ -68,8 +69,8 @@ class IndivisibleError(ValueError):
 def _refuse_division(spec: RunSpec) -> None:
     if not issubclass(PROBLEMS[spec.problem], NetworkProblem):
         raise IndivisibleError(f"{spec.problem} has no network, so it cannot be divided among ranks: run it without torchrun")
-    if spec.method == "armijo":
-        raise IndivisibleError("armijo compares losses, of which every rank has its own: run it without torchrun")
+    if not METHODS[spec.method].stepping.works_on_ranks:
+        raise IndivisibleError(f"{spec.method} compares losses, of which every rank has its own: run it without torchrun")
 
 
 def follow(ranks: Ranks, device: str) -> None:

@@ -70,6 +70,14 @@ class Problem(ABC):
     def loss(self, batch: Batch) -> Tensor:
         """The loss of a mini-batch at the current point, to be back-propagated."""
 
+    def full_gradient(self) -> list[Tensor]:
+        """The gradient of J at the current point, for Exact-GV. Most problems do not have it."""
+        raise NotImplementedError(f"{type(self).__name__} has no full_gradient, which exact-gv needs")
+
+    def expectation(self) -> list[Tensor]:
+        """E[H_S g_S] over mini-batches S, for Expected-GV. Most problems do not have it."""
+        raise NotImplementedError(f"{type(self).__name__} has no expectation, which expected-gv needs")
+
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
         """What is logged: ``loss``, the J that is minimised, and whatever else there is, such as ``accuracy``."""
