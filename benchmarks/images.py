@@ -49,7 +49,7 @@ def spread(values: np.ndarray[Any, Any], form: str = ".3f") -> str:
 def problem_of(letter: str, **changes: Any) -> Any:
     setting = TABLE_1[letter]
     problem = PROBLEMS[setting["problem"]]
-    return problem({**problem.defaults, **setting["options"], **changes}, 0, CPU)
+    return problem.from_dict({**setting["options"], **changes}, 0, CPU)
 
 
 def endless(loader: DataLoader[Any]) -> Iterator[Any]:

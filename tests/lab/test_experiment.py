@@ -236,13 +236,13 @@ def test_the_scales_between_demo_and_paper_keep_the_grids_and_shorten_one_thing(
         paper = load(paper_experiments()[name], "paper", experiment.name.removeprefix(name))
         assert experiment.entries == paper.entries, "the whole grid"
         assert experiment.seeds == SEEDS.get(experiment.name, 3)
-        options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
+        options = experiment.problem_options.as_dict()
         epochs = SHORT_EPOCHS[letter] * (1 if scale == "short" else 10)
         assert (experiment.budget.epochs, experiment.selection.after.epochs) == (epochs, epochs // 10)
         assert options["rows"] == (0 if scale == "short" else SMALL_ROWS[letter])
         assert options.get("size", 32) == (16 if letter in "abc" else 32)
         assert options["eval_rows"] % 128 == 0
-        assert 0 < options["eval_rows"] <= PROBLEMS[experiment.problem].rows_of(options)
+        assert 0 < options["eval_rows"] <= experiment.problem_options.training_rows
         spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget)
         steps = records_of(spec)
         assert 100 <= len(steps) <= 130
@@ -465,7 +465,7 @@ def test_controls_are_three_constants_a_finer_grid_and_each_mini_batch_twice(nam
         axes = entries[constant].axes
         assert (axes["bounds"], axes["nu"]) == ([[gamma, gamma]], [gamma])
         assert axes["lr"] == entries["step-tuned-sgd"].axes["lr"]
-        problem = PROBLEMS["regression"](PROBLEMS["regression"].defaults, 0, torch.device("cpu"))
+        problem = PROBLEMS["regression"].from_dict({}, 0, torch.device("cpu"))
         driver = Driver("step-tuned-sgd", problem, entries[constant].grid()[0])
         for _ in range(6):
             driver.advance()
@@ -482,7 +482,7 @@ def test_calibration_has_the_settings_of_the_number_from_outside():
     experiment = load(paper_experiments()["calibration"], "paper")
     (entry,) = experiment.entries
     assert (entry.method, entry.grid()) == ("adam", [{"lr": 1e-3, "beta1": 0.9, "uses": 1}])
-    options = {**PROBLEMS["images"].defaults, **experiment.options}
+    options = experiment.problem_options.as_dict()
     wanted = {"network": "resnet-20", "size": 32, "batch": 128, "augmentation": "standard", "weight_decay": 0, "rows": 0}
     assert wanted.items() <= options.items()
     assert options["test_rows"] == 0

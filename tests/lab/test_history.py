@@ -17,7 +17,7 @@ NU = 5.0
 
 def regression():
     problem = PROBLEMS["regression"]
-    return problem(dict(problem.defaults), 3, torch.device("cpu"))
+    return problem.from_dict({}, 3, torch.device("cpu"))
 
 
 def driver_of(method):

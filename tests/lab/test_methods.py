@@ -42,7 +42,7 @@ def test_how_methods_step():
 def test_a_method_steps_and_resumes_between_any_two_back_propagations(name):
     def driver():
         problem = PROBLEMS["regression"]
-        return Driver(name, problem(problem.defaults, 0, torch.device("cpu")), METHODS[name].defaults)
+        return Driver(name, problem.from_dict({}, 0, torch.device("cpu")), METHODS[name].defaults)
 
     whole, first, second = driver(), driver(), driver()
     for _ in range(7):

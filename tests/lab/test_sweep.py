@@ -91,10 +91,10 @@ class Deadly(Regression):
         super().__init__(options, seed, device)
         here = os.environ["STEPTUNED_TEST_FOLDER"]
         marker = os.path.join(here, "died once")
-        if options["columns"] == 13 or (options["columns"] == 7 and not os.path.exists(marker)):
+        if options.columns == 13 or (options.columns == 7 and not os.path.exists(marker)):
             open(marker, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
-        if options["columns"] == 5:
+        if options.columns == 5:
             raise ZeroDivisionError("an error of the problem's own")
 
 

@@ -106,7 +106,7 @@ def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
     # One process, on the joined mini-batches: the same way up to rounding, which is that of single precision.
     experiment = load(files[0], "paper")
     spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 1, 0, experiment.budget)
-    problem = PROBLEMS[spec.problem](spec.options, spec.seed, torch.device("cpu"))
+    problem = PROBLEMS[spec.problem].from_dict(spec.options, spec.seed, torch.device("cpu"))
     driver = Driver(spec.method, problem, spec.hyper)
     (together,) = [r for r in undisturbed.runs() if r.spec.options["network"] == "lenet" and r.spec.seed == spec.seed]
     for record in together.records():

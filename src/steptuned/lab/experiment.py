@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from collections.abc import Collection
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptuned.lab.methods import METHODS
+from steptuned.lab.options import OptionError, Options, listed
 from steptuned.lab.problems import PROBLEMS
-from steptuned.lab.problems.base import Problem
+from steptuned.lab.problems.base import ProblemOptions
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.spec import RunSpec
 
@@ -20,8 +22,6 @@ else:
     import tomli as tomllib
 
 SCALES = ("demo", "small", "short", "paper")
-COUNTS = ("batch", "columns", "uses", "context", "width", "depth", "heads")
-"""Whole numbers of which there must be one at least."""
 
 
 class ExperimentError(ValueError):
@@ -97,24 +97,28 @@ class Experiment(_Strict):
     """Processes that make each run together: as many as torchrun has started."""
 
     def spec(self, entry: Entry, hyper: dict[str, Any], seed: int, instance: int, budget: Budget) -> RunSpec:
-        options = {**PROBLEMS[self.problem].defaults, **self.options}
-        if "instance" in options:
-            options["instance"] = instance
-        per_epoch = -(-PROBLEMS[self.problem].rows_of(options) // options["batch"])
-        log_every = self.log_every.back_propagations(per_epoch)
+        options = self.problem_options
+        if "instance" in type(options).model_fields:
+            options = options.model_copy(update={"instance": instance})
+        log_every = self.log_every.back_propagations(options.per_epoch)
         return RunSpec(
             problem=self.problem,
-            options=options,
+            options=options.as_dict(),
             method=entry.method,
             hyper=hyper,
             seed=seed,
             scale=self.scale,
-            budget=budget.back_propagations(per_epoch),
+            budget=budget.back_propagations(options.per_epoch),
             log_every=max(1, log_every),
             log_growth=self.log_growth,
             log_early=self.log_early,
             ranks=self.ranks,
         )
+
+    @property
+    def problem_options(self) -> ProblemOptions:
+        """The options of the problem, those that the file does not set at their defaults."""
+        return PROBLEMS[self.problem].Options(**self.options)
 
     @property
     def reported_seeds(self) -> range:
@@ -157,8 +161,7 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
     content = _read(path)
     scales = content.pop("scales", {})
     for name in scales:
-        if name not in SCALES:
-            raise _mistake(path, f"scales.{name}", name, SCALES)
+        _choose(path, f"scales.{name}", name, SCALES)
     at_scale = dict(scales.get(scale, {}))
     for layer in (content.pop("panels", {}).get(panel, {}), at_scale, at_scale.pop("panels", {}).get(panel, {})):
         content = _merge(content, layer)
@@ -168,11 +171,11 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
     if isinstance(content.get("log_every"), int):
         content["log_every"] = {"iterations": content["log_every"]}
     _choose(path, "problem", content.get("problem"), PROBLEMS)
-    _check_options(path, PROBLEMS[content["problem"]], content.get("options", {}))
+    _check(path, "options", PROBLEMS[content["problem"]].Options, content.get("options", {}))
     entries = [_entry(path, name, dict(table)) for name, table in content.pop("methods", {}).items()]
     _check_follows(path, entries)
     if not entries:
-        raise ExperimentError(f"{path}: methods: there are none; give at least one of {_list(METHODS)}")
+        raise ExperimentError(f"{path}: methods: there are none; give at least one of {listed(METHODS)}")
     try:
         return Experiment(
             **{"name": path.stem + panel, "scale": scale, "options": {}, "first_seed": 1, **content, "entries": entries}
@@ -181,7 +184,7 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         valid = (
-            f"; valid: {_list(Experiment.model_fields.keys() - {'entries', 'name', 'scale', 'ranks'})}"
+            f"; valid: {listed(Experiment.model_fields.keys() - {'entries', 'name', 'scale', 'ranks'})}"
             if "extra" in first["type"]
             else ""
         )
@@ -197,68 +200,51 @@ def _read(path: Path) -> dict[str, Any]:
         raise ExperimentError(f"{path}: is not TOML: {error}") from None
 
 
-def _check_options(path: Path, problem: type[Problem], options: dict[str, Any]) -> None:
-    for key, value in options.items():
-        _choose(path, f"options.{key}", key, problem.defaults)
-        if key in problem.choices:
-            _choose(path, f"options.{key}", value, problem.choices[key])
-        else:
-            _check_kind(path, f"options.{key}", value, problem.defaults[key])
-    if wrong := problem.conflict({**problem.defaults, **options}):
-        key, why = wrong
-        raise ExperimentError(f"{path}: options.{key} = {options[key]!r}: {why}")
-
-
-def _check_kind(path: Path, key: str, value: Any, like: Any) -> None:
-    wanted = (int, float) if isinstance(like, float) else type(like)
-    if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(like, bool):
-        raise ExperimentError(f"{path}: {key} = {value!r}: not of the kind of {like!r}")
-    least = 1 if key.rsplit(".", 1)[-1] in COUNTS else 0
-    if isinstance(like, int) and not isinstance(like, bool) and value < least:
-        raise ExperimentError(f"{path}: {key} = {value!r}: must be at least {least}")
+def _check(path: Path, table: str, options: type[Options], values: dict[str, Any]) -> None:
+    """Refuse values that are not valid as these options."""
+    try:
+        options(**values)
+    except OptionError as error:
+        raise ExperimentError(f"{path}: {table}.{error}") from None
 
 
 def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
+    where = f"methods.{name}"
     method = table.pop("method", name)
-    _choose(path, f"methods.{name}.method" if method != name else f"methods.{name}", method, METHODS)
-    label = table.pop("label", METHODS[method].label)
+    _choose(path, f"{where}.method" if method != name else where, method, METHODS)
+    options = METHODS[method]
+    label = table.pop("label", options.label)
     follows = table.pop("follows", None)
     if follows is not None and "lr" in table:
-        raise ExperimentError(f"{path}: methods.{name}.lr = {table['lr']!r}: its lr follows {follows}, so give none")
-    defaults = METHODS[method].defaults
-    for key in table:
-        _choose(path, f"methods.{name}.{key}", key, defaults)
-    axes = {}
-    for key, default in defaults.items():
-        value = table.get(key, default)
-        is_axis = isinstance(value, list) and (not isinstance(default, list) or (bool(value) and isinstance(value[0], list)))
-        axes[key] = value if is_axis else [value]
-        for item in axes[key]:
-            _check_kind(path, f"methods.{name}.{key}", item, default)
-        if follows is not None and len(axes[key]) > 1:
-            raise ExperimentError(f"{path}: methods.{name}.{key} = {value!r}: an entry that follows another has no grid")
-    return Entry(name=name, method=method, label=label, axes=axes, follows=follows)
+        raise ExperimentError(f"{path}: {where}.lr = {table['lr']!r}: its lr follows {follows}, so give none")
+    _check(path, where, options, {key: value for key, value in table.items() if key not in options.defaults})
+    axes = {key: _axis(table.get(key, default), default) for key, default in options.defaults.items()}
+    for key, values in axes.items():
+        if follows is not None and len(values) > 1:
+            raise ExperimentError(f"{path}: {where}.{key} = {table[key]!r}: an entry that follows another has no grid")
+    entry = Entry(name=name, method=method, label=label, axes=axes, follows=follows)
+    for point in entry.grid():
+        _check(path, where, options, point)
+    return entry
+
+
+def _axis(value: Any, default: Any) -> list[Any]:
+    """The values of an axis of the grid: a list is an axis, unless the option is a list itself."""
+    is_axis = isinstance(value, list) and (not isinstance(default, list) or (bool(value) and isinstance(value[0], list)))
+    return value if is_axis else [value]
 
 
 def _check_follows(path: Path, entries: list[Entry]) -> None:
     tuned = [entry.name for entry in entries if entry.follows is None and METHODS[entry.method].logs_gamma]
     for entry in entries:
         if entry.follows is not None and entry.follows not in tuned:
-            told = _list(tuned) if tuned else "an entry whose method tunes gamma, and there is none"
+            told = listed(tuned) if tuned else "an entry whose method tunes gamma, and there is none"
             raise ExperimentError(f"{path}: methods.{entry.name}.follows = {entry.follows!r} is not one of {told}")
 
 
-def _choose(path: Path, key: str, value: Any, choices: Any) -> None:
+def _choose(path: Path, key: str, value: Any, choices: Collection[str]) -> None:
     if value not in choices:
-        raise _mistake(path, key, value, choices)
-
-
-def _mistake(path: Path, key: str, value: Any, choices: Any) -> ExperimentError:
-    return ExperimentError(f"{path}: {key} = {value!r} is not one of {_list(choices)}")
-
-
-def _list(names: Any) -> str:
-    return ", ".join(sorted(map(str, names)))
+        raise ExperimentError(f"{path}: {key} = {value!r} is not one of {listed(choices)}")
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

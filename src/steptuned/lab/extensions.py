@@ -9,6 +9,8 @@ from pathlib import Path
 from steptuned.lab.discovery import classes_in_module
 from steptuned.lab.methods import METHODS
 from steptuned.lab.methods.base import Method
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.problems.base import Problem
 
 
 class ExtensionError(Exception):
@@ -16,7 +18,7 @@ class ExtensionError(Exception):
 
 
 def extend(files: Iterable[Path]) -> None:
-    """Execute these files, each once per process, and add the methods that they define."""
+    """Execute these files, each once per process, and add their problems and methods."""
     for path in files:
         name = f"steptuned_with_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         if name in sys.modules:
@@ -30,4 +32,5 @@ def extend(files: Iterable[Path]) -> None:
         except Exception as error:
             del sys.modules[name]
             raise ExtensionError(f"--with {path}: {type(error).__name__}: {error}") from error
+        PROBLEMS.update(classes_in_module(module, Problem))  # type: ignore[type-abstract]
         METHODS.update(classes_in_module(module, Method))  # type: ignore[type-abstract]

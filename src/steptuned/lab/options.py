@@ -24,7 +24,7 @@ class Options(BaseModel):
     defaults: ClassVar[dict[str, Any]]
     """The default values as they are written to JSON."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:

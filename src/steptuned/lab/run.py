@@ -81,7 +81,7 @@ def follow(ranks: Ranks, device: str) -> None:
 
 def _train(spec: RunSpec, device: torch.device, ranks: Ranks, book: "_Book | None") -> Status:
     torch.manual_seed(derive_seed("noise", spec.problem, spec.seed, *([ranks.index] if ranks.index else [])))
-    problem = PROBLEMS[spec.problem](spec.options, spec.seed, device)
+    problem = PROBLEMS[spec.problem].from_dict(spec.options, spec.seed, device)
     if ranks.number > 1 and isinstance(problem, NetworkProblem):
         problem.divide(ranks)
     driver = Driver(spec.method, problem, spec.hyper)

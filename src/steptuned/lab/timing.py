@@ -35,11 +35,11 @@ def measure(letter: str, scale: str, device: str, precision: str = "float32") ->
     """Time the methods on a problem of Table 1."""
     setting = TABLE_1[letter]
     problem_class = PROBLEMS[setting["problem"]]
-    options = {**problem_class.defaults, **setting["options"], "precision": precision}
+    options = {**setting["options"], "precision": precision}
     where = torch.device(device)
     drivers = {}
     for name in TIMED:
-        drivers[name] = Driver(name, problem_class(options, 0, where), {**METHODS[name].defaults, "lr": LR})
+        drivers[name] = Driver(name, problem_class.from_dict(options, 0, where), {**METHODS[name].defaults, "lr": LR})
 
     def timed(work: Callable[[], object]) -> float:
         synchronise(where)

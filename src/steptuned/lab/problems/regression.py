@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from steptuned.lab.problems.base import Batch, Problem, Stream
+from steptuned.lab.options import Count, Whole
+from steptuned.lab.problems.base import Batch, Problem, ProblemOptions, Stream
 from steptuned.lab.spec import derive_seed
 
 
@@ -16,14 +17,24 @@ class Regression(Problem):
     The instance decides A and b, the seed theta_0 ~ N(0, I_P) and the mini-batches.
     """
 
-    defaults: ClassVar[dict[str, Any]] = {"rows": 500, "columns": 30, "batch": 50, "instance": 0}
+    class Options(ProblemOptions):
+        rows: Count = 500
+        columns: Count = 30
+        batch: Count = 50
+        instance: Whole = 0
+
+        @property
+        def training_rows(self) -> int:
+            return self.rows
+
+    name: ClassVar[str] = "regression"
     description: ClassVar[str] = "non-convex regression (Figures 2 and 3)"
     things: ClassVar[str] = "rows"
     double: ClassVar[bool] = True
 
-    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
-        rows, columns, batch = options["rows"], options["columns"], options["batch"]
-        generator = torch.Generator().manual_seed(derive_seed("instance", "regression", rows, columns, options["instance"]))
+    def __init__(self, options: Options, seed: int, device: torch.device) -> None:
+        rows, columns, batch = options.rows, options.columns, options.batch
+        generator = torch.Generator().manual_seed(derive_seed("instance", "regression", rows, columns, options.instance))
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -36,10 +47,6 @@ class Regression(Problem):
         self.parameters = [self.theta]
         self.batch = batch
         self.stream = Stream(rows, batch, reshuffled=False, seed_parts=["regression", rows, batch, seed])
-
-    @staticmethod
-    def rows_of(options: dict[str, Any]) -> int:
-        return int(options["rows"])
 
     def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return (self.A, self.b) if batch is None else (self.A[batch], self.b[batch])

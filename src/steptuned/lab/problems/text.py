@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from steptuned.lab.data import DataError
 from steptuned.lab.networks.transformer import Transformer
-from steptuned.lab.problems.base import Batch, NetworkProblem, Stream
+from steptuned.lab.options import Count, Whole, conflict
+from steptuned.lab.problems.base import Batch, NetworkProblem, ProblemOptions, Stream
 from steptuned.lab.problems.mode import as_trained, as_used
 from steptuned.lab.spec import derive_seed
 
@@ -38,22 +41,35 @@ class Text(NetworkProblem):
     environment has the text's checksum, and a run goes on with no other text than its own.
     """
 
-    defaults: ClassVar[dict[str, Any]] = {
-        "rows": 10_000,
-        "test_rows": 512,
-        "context": 64,
-        "width": 64,
-        "depth": 2,
-        "heads": 4,
-        "dropout": 0.1,
-        "batch": 16,
-        "weight_decay": 0.0,
-    }
+    class Options(ProblemOptions):
+        rows: Whole = 10_000
+        test_rows: Whole = 512
+        context: Count = 64
+        width: Count = 64
+        depth: Count = 2
+        heads: Count = 4
+        dropout: float = 0.1
+        batch: Count = 16
+        weight_decay: float = 0.0
+
+        @model_validator(mode="after")
+        def _check(self) -> Self:
+            if self.width % self.heads:
+                raise conflict("width", f"must be a multiple of heads = {self.heads}")
+            if not 0 <= self.dropout < 1:
+                raise conflict("dropout", "must be at least 0 and less than 1")
+            return self
+
+        @property
+        def training_rows(self) -> int:
+            return self.rows
+
+    name: ClassVar[str] = "text"
     description: ClassVar[str] = "the next character of Python's own documentation, a small transformer"
     things: ClassVar[str] = "training windows"
 
-    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
-        rows, test_rows, context = (options[key] for key in ("rows", "test_rows", "context"))
+    def __init__(self, options: Options, seed: int, device: torch.device) -> None:
+        rows, test_rows, context = options.rows, options.test_rows, options.context
         codes = _codes()
         needed = (rows + test_rows) * context + 2  # the last window's last target comes after it, in both parts
         if min(rows, test_rows) < 1 or needed > len(codes):
@@ -61,23 +77,15 @@ class Text(NetworkProblem):
                 f"rows = {rows}, test_rows = {test_rows}: there must be one of each, and of {context} characters each this Python's"
                 f" text has {(len(codes) - 2) // context}"
             )
-        if options["width"] % options["heads"]:
-            raise DataError(f"width = {options['width']}: must be a multiple of heads = {options['heads']}")
-        if not 0 <= options["dropout"] < 1:
-            raise DataError(f"dropout = {options['dropout']}: must be at least 0 and less than 1")
         self.train = _windows(codes[: rows * context + 1], context, device)
         self.test = _windows(codes[-test_rows * context - 1 :], context, device)
         self.judged = torch.arange(min(rows, test_rows)) * rows // min(rows, test_rows)
-        self.weight_decay, self.device = options["weight_decay"], device
-        shape = {key: options[key] for key in ("context", "width", "depth", "heads")}
+        self.weight_decay, self.device = options.weight_decay, device
+        shape = options.model_dump(include={"context", "width", "depth", "heads"})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("initial point", "text", shape, seed))
-            self._train(Transformer(len(SYMBOLS), **shape, dropout=options["dropout"]).to(device))
-        self.stream = Stream(rows, options["batch"], reshuffled=True, seed_parts=["text", rows, options["batch"], seed])
-
-    @staticmethod
-    def rows_of(options: dict[str, Any]) -> int:
-        return int(options["rows"])
+            self._train(Transformer(len(SYMBOLS), **shape, dropout=options.dropout).to(device))
+        self.stream = Stream(rows, options.batch, reshuffled=True, seed_parts=["text", rows, options.batch, seed])
 
     @staticmethod
     def environment() -> dict[str, Any]:

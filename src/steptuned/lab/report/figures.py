@@ -239,9 +239,7 @@ def logarithmic(axis: Axes) -> None:
 
 
 def per_epoch(outcome: Outcome) -> int:
-    problem = PROBLEMS[outcome.experiment.problem]
-    options = {**problem.defaults, **outcome.experiment.options}
-    return -(-problem.rows_of(options) // options["batch"])
+    return outcome.experiment.problem_options.per_epoch
 
 
 def distance_to_best(outcome: Outcome, results: Results) -> Figure:
@@ -351,7 +349,7 @@ def _lasts(outcome: Outcome, results: Results) -> list[dict[str, Any]]:
 def size_of(experiment: Experiment) -> str:
     """How large the problem is and how long a run."""
     problem, budget = PROBLEMS[experiment.problem], experiment.budget
-    rows = problem.rows_of({**problem.defaults, **experiment.options})
+    rows = experiment.problem_options.training_rows
     length = f"{budget.iterations:,} back-propagations" if budget.iterations else f"{budget.epochs:g} epochs"
     several = [f"{experiment.instances} instances"] if experiment.instances > 1 else []
     words = [f"{rows:,} {problem.things}", length, *several, f"{experiment.seeds} seed{'s' * (experiment.seeds > 1)}"]
