@@ -13,7 +13,7 @@ from steptuned.lab.report.figures import label_of, per_epoch, size_of, style_of
 from steptuned.lab.report.gamma import bounds_of, is_fixed
 from steptuned.lab.report.measures import rate_of
 from steptuned.lab.results import TolerantResults, outcome_of, sources
-from steptuned.lab.search import Group, Outcome
+from steptuned.lab.search import Group, Outcome, Score
 from steptuned.lab.store import COMPLETE, Run, Status, Store, final_of
 
 POINTS = 40_000
@@ -66,7 +66,7 @@ class Tried:
     """A point of the grid."""
 
     choice: str
-    score: float | None
+    score: Score | None
     status: Status
     is_winner: bool
 
