@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from steptuned.lab.data import load
 from steptuned.lab.data.batches import mean_and_deviation
+from steptuned.lab.data.reading import load
 from steptuned.lab.driver import Driver
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS

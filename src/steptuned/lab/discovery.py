@@ -19,8 +19,6 @@ def classes_in_package(package: str, base: type[T]) -> dict[str, type[T]]:
 
 def classes_in_module(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
     """The subclasses of ``base`` that a module defines and that have a ``name`` of their own."""
-    return {
-        vars(item)["name"]: item
-        for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, base) and item.__module__ == module.__name__ and "name" in vars(item)
-    }
+    classes = [item for item in vars(module).values() if isinstance(item, type)]
+    own = [cls for cls in classes if cls.__module__ == module.__name__ and "name" in vars(cls)]
+    return {vars(cls)["name"]: cls for cls in own if issubclass(cls, base)}

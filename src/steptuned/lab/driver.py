@@ -49,9 +49,9 @@ class Driver:
         """Take a mini-batch. This rank's shard of it is the same in all passes."""
         self._batch = batch
         ranks = self.problem.ranks
-        whole = batch is None and ranks.number > 1
+        whole = batch is None and ranks.world_size > 1
         rows = torch.arange(self.problem.stream.rows) if whole else batch
-        self._shard = (None, 1.0) if rows is None else ranks.part(rows)
+        self._shard = (None, 1.0) if rows is None else ranks.shard(rows)
 
     def _loss(self) -> torch.Tensor:
         rows, weight = self._shard

@@ -1,4 +1,4 @@
-"""An experiment: one TOML file that says what is compared, on what, how hyper-parameters are chosen, and how long it takes."""
+"""An experiment: a TOML file with a problem, methods, their grids and budgets."""
 
 import itertools
 import sys
@@ -25,7 +25,7 @@ SCALES = ("demo", "small", "short", "paper")
 
 
 class ExperimentError(ValueError):
-    """A mistake in an experiment's file, in one sentence."""
+    """A mistake in an experiment file, in one sentence."""
 
 
 class _Strict(BaseModel):
@@ -33,7 +33,7 @@ class _Strict(BaseModel):
 
 
 class Budget(_Strict):
-    """How long a run is: in back-propagations, or in epochs of ceil(N / batch) back-propagations."""
+    """The length of a run, in iterations (back-propagations) or in epochs of ceil(N / batch)."""
 
     epochs: float | None = Field(default=None, gt=0)
     iterations: int | None = Field(default=None, gt=0)
@@ -47,15 +47,15 @@ class Selection(_Strict):
 
     rule: Literal["smallest loss", "soonest"] = "smallest loss"
     after: Budget | None = None
-    """Budget of the grid search; by default the whole."""
+    """The budget of the grid search; by default that of the experiment."""
     within: float = Field(default=0.1, gt=0)
-    """soonest: the first to come so near to J*."""
+    """soonest: how near to J* a run must come."""
     star_after: Budget | None = None
-    """soonest: J* is the best loss of all methods after so long."""
+    """soonest: J* is the best loss of all methods after this budget."""
 
 
 class Entry(_Strict):
-    """A method in the comparison. Lists are axes of its grid."""
+    """A method in the comparison, with the axes of its grid."""
 
     name: str
     method: str
@@ -75,17 +75,20 @@ class Experiment(_Strict):
     title: str
     figure: str
     note: str = ""
-    """What a reader of its results should know."""
+    """What readers of the results should know."""
     problem: str
     options: dict[str, Any]
     instances: int = Field(default=1, ge=1)
-    """How many instances of the problem, where it has the option ``instance``."""
+    """The number of instances, for problems with the option ``instance``."""
     tune: Literal["first", "each"] = "first"
-    """On which instances the grid is searched."""
+    """The instances on which the grid is searched."""
     seeds: int = Field(default=3, ge=1)
-    """How many seeds are reported."""
+    """The number of reported seeds."""
     first_seed: int = Field(default=0, ge=0)
-    """The first of them. Hyper-parameters are chosen on seed 0, which a file's experiment does not report: there it is 1."""
+    """The first reported seed.
+
+    Hyper-parameters are chosen on seed 0, so experiments from files report seeds from 1 on.
+    """
     budget: Budget
     log_every: Budget = Budget(iterations=1)
     log_growth: float = Field(default=1.0, ge=1.0)
@@ -94,7 +97,7 @@ class Experiment(_Strict):
     selection: Selection = Selection()
     entries: list[Entry]
     ranks: int = 1
-    """Processes that make each run together: as many as torchrun has started."""
+    """Processes that share each run: as many as torchrun has started."""
 
     def spec(self, entry: Entry, hyper: dict[str, Any], seed: int, instance: int, budget: Budget) -> RunSpec:
         options = self.problem_options
@@ -125,7 +128,7 @@ class Experiment(_Strict):
         return range(self.first_seed, self.first_seed + self.seeds)
 
     def expected_runs(self, entry: Entry) -> list[tuple[int, RunSpec]]:
-        """The runs of an entry, at most: a count and one spec for each length of run."""
+        """An upper limit of an entry's runs: a count and an example for each length of run."""
         tuned = self.instances if self.tune == "each" else 1
         grid = entry.grid()
         runs = [(tuned * len(grid), self.selection.after or self.budget)] if len(grid) > 1 else []
@@ -135,7 +138,7 @@ class Experiment(_Strict):
         return [(count, self.spec(entry, grid[0], 0, 0, budget)) for count, budget in runs]
 
     def expected_back_propagations(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """For each entry: how many runs the experiment has at most, and how many back-propagations they are."""
+        """Upper limits for each entry: the number of runs and of their back-propagations."""
         counts: dict[tuple[str, str], tuple[int, int]] = {}
         for entry in self.entries:
             runs = self.expected_runs(entry)
@@ -144,19 +147,20 @@ class Experiment(_Strict):
 
 
 def load_all(path: Path, scale: str) -> list[Experiment]:
-    """Read a file: one experiment, or one for each of its panels."""
+    """Read a file: one experiment, or one per panel."""
     return [load(path, scale, panel) for panel in panels_of(path)] or [load(path, scale)]
 
 
 def panels_of(path: Path) -> list[str]:
-    """The names of the panels of a figure, where it has several."""
+    """The names of the panels of a figure, if it has several."""
     return list(_read(path).get("panels", {}))
 
 
 def load(path: Path, scale: str, panel: str = "") -> Experiment:
-    """Read a file. A mistake in it is an :class:`ExperimentError`: one sentence with file, key, value and what is valid.
+    """Read a file. A mistake in it raises :class:`ExperimentError` with file, key and value.
 
-    What a panel says comes before what the file says for all its panels, a scale before both, and Table 1's setting comes last.
+    A scale overrides a panel, a panel overrides the rest of the file, and the file overrides its
+    setting from Table 1.
     """
     content = _read(path)
     scales = content.pop("scales", {})
@@ -217,8 +221,10 @@ def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
     follows = table.pop("follows", None)
     if follows is not None and "lr" in table:
         raise ExperimentError(f"{path}: {where}.lr = {table['lr']!r}: its lr follows {follows}, so give none")
-    _check(path, where, options, {key: value for key, value in table.items() if key not in options.defaults})
-    axes = {key: _axis(table.get(key, default), default) for key, default in options.defaults.items()}
+    defaults = options.defaults
+    unknown = {key: value for key, value in table.items() if key not in defaults}
+    _check(path, where, options, unknown)
+    axes = {key: _axis(table.get(key, default), default) for key, default in defaults.items()}
     for key, values in axes.items():
         if follows is not None and len(values) > 1:
             raise ExperimentError(f"{path}: {where}.{key} = {table[key]!r}: an entry that follows another has no grid")
@@ -230,8 +236,9 @@ def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
 
 def _axis(value: Any, default: Any) -> list[Any]:
     """The values of an axis of the grid: a list is an axis, unless the option is a list itself."""
-    is_axis = isinstance(value, list) and (not isinstance(default, list) or (bool(value) and isinstance(value[0], list)))
-    return value if is_axis else [value]
+    if isinstance(default, list):
+        return value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    return value if isinstance(value, list) else [value]
 
 
 def _check_follows(path: Path, entries: list[Entry]) -> None:
@@ -255,6 +262,6 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def paper_experiments() -> dict[str, Path]:
-    """The experiments that come with the package: name and file."""
+    """The experiment files of the package by name."""
     folder = resources.files("steptuned.lab") / "experiments"
     return {path.stem: path for path in sorted(Path(str(folder)).glob("*.toml"))}

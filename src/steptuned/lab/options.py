@@ -35,7 +35,8 @@ class Options(BaseModel):
         super().__pydantic_init_subclass__(**kwargs)
         if required := [name for name, field in cls.model_fields.items() if field.is_required()]:
             raise TypeError(f"{cls.__qualname__}.{required[0]} needs a default value")
-        cls.defaults = {name: to_jsonable_python(field.default) for name, field in cls.model_fields.items()}
+        values = {name: field.default for name, field in cls.model_fields.items()}
+        cls.defaults = to_jsonable_python(values)
 
     def as_dict(self) -> dict[str, Any]:
         """The values as they are written to JSON."""

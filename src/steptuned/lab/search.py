@@ -118,7 +118,7 @@ def stages(
         groups += [Group(e, instance, [], chosen[e.name]) for e in experiment.entries]
     for group in groups:
         if group.winner is not None:
-            group.specs = _specs_of_seeds(experiment, group, group.winner.hyper)
+            group.specs = _seeded(experiment, group, group.winner.hyper)
     yield "winners", _winner_specs(groups)
 
     if followers := [group for group in groups if group.entry.follows is not None]:
@@ -137,10 +137,11 @@ def _winner_specs(groups: list[Group]) -> list[RunSpec]:
     return [spec for group in groups for spec in group.specs.values()]
 
 
-def _specs_of_seeds(experiment: Experiment, group: Group, hyper: dict[str, Any]) -> dict[int, RunSpec]:
-    return {
-        seed: experiment.spec(group.entry, hyper, seed, group.instance, experiment.budget) for seed in experiment.reported_seeds
-    }
+def _seeded(experiment: Experiment, group: Group, hyper: dict[str, Any]) -> dict[int, RunSpec]:
+    """The run of each reported seed."""
+    entry, instance, budget = group.entry, group.instance, experiment.budget
+    seeds = experiment.reported_seeds
+    return {seed: experiment.spec(entry, hyper, seed, instance, budget) for seed in seeds}
 
 
 def _group(experiment: Experiment, entry: Entry, instance: int) -> Group:
@@ -235,7 +236,7 @@ def _lower(star: Star, specs: list[RunSpec], reader: Reader) -> None:
 
 
 def _choose_followers(experiment: Experiment, groups: list[Group], reader: Reader) -> None:
-    """Set the learning rate of each entry that follows another, once the other's runs are complete."""
+    """Set the lr of each entry that follows another, once the other's runs are complete."""
     leaders = {(group.entry.name, group.instance): group for group in groups}
     for group in groups:
         if group.entry.follows is None:
@@ -243,7 +244,7 @@ def _choose_followers(experiment: Experiment, groups: list[Group], reader: Reade
         lr = _followed_lr(leaders[group.entry.follows, group.instance], reader)
         if lr is not None:
             hyper = {**group.entry.grid()[0], "lr": lr}
-            group.specs = _specs_of_seeds(experiment, group, hyper)
+            group.specs = _seeded(experiment, group, hyper)
             group.winner = Trial(hyper, next(iter(group.specs.values())))
 
 

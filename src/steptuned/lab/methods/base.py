@@ -61,7 +61,12 @@ class Method(Options):
         return cls.variants.get(entry)
 
 
-def robbins_monro(optimizer: Optimizer, problem: Problem, delta: float, decay: Decay) -> RobbinsMonroLR | None:
+def robbins_monro(
+    optimizer: Optimizer,
+    problem: Problem,
+    delta: float,
+    decay: Decay,
+) -> RobbinsMonroLR | None:
     """The paper's decay, for optimizers that do not have it built in."""
     if decay == "none":
         return None

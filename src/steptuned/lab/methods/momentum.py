@@ -23,7 +23,8 @@ class Momentum(Method):
     uses: Count = 1
 
     def make_optimizer(self, problem: Problem) -> Optimizer:
-        return torch.optim.SGD(problem.parameters, self.lr, self.momentum, weight_decay=problem.weight_decay)
+        decay = problem.weight_decay
+        return torch.optim.SGD(problem.parameters, self.lr, self.momentum, weight_decay=decay)
 
     def make_scheduler(self, optimizer: Optimizer, problem: Problem) -> RobbinsMonroLR | None:
         return robbins_monro(optimizer, problem, self.delta, self.decay)

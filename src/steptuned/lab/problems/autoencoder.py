@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from steptuned.lab.networks import ACTIVATIONS, autoencoder
+from steptuned.lab.networks import ACTIVATIONS
+from steptuned.lab.networks.autoencoder import autoencoder
 from steptuned.lab.options import one_of
 from steptuned.lab.problems.image_problem import ImageOptions, ImageProblem
 

@@ -90,7 +90,7 @@ class Problem(ABC):
         return self.stream.next()
 
     def second_pass(self, second: bool) -> None:  # noqa: B027 - most problems ignore it
-        """Called before each pass of Step-Tuned SGD: whether it is the second over its mini-batch."""
+        """Called before each pass of Step-Tuned SGD, which is the first or the second."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
@@ -137,7 +137,7 @@ class NetworkProblem(Problem):
         """
         means: dict[str, list[Tensor]] = defaultdict(list)
         parts = rows.split(self.stream.batch)
-        mine, weight = self.ranks.part(torch.arange(len(parts)))
+        mine, weight = self.ranks.shard(torch.arange(len(parts)))
         for i in mine:
             for name, mean in measured(parts[i]).items():
                 means[name].append(mean)

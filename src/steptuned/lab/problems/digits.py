@@ -1,4 +1,4 @@
-"""An embedded real data set: scikit-learn's 8x8 handwritten digits, for people with no network at hand."""
+"""The 8x8 handwritten digits of scikit-learn, which need no download."""
 
 from typing import ClassVar
 
@@ -14,7 +14,10 @@ TRAINING = 1437
 
 
 class Digits(NetworkProblem):
-    """A small convolutional network, with or without BatchNorm, on 1,437 images; 360 are for the test."""
+    """A small convolutional network, with or without BatchNorm, on 1,437 training images.
+
+    The other 360 images are the test set.
+    """
 
     class Options(ProblemOptions):
         batchnorm: bool = True
@@ -39,7 +42,8 @@ class Digits(NetworkProblem):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("initial point", "digits", options.batchnorm, seed))
             self._train(_network(options.batchnorm).to(device))
-        self.stream = Stream(len(self.y), options.batch, reshuffled=True, seed_parts=["digits", options.batch, seed])
+        parts = ["digits", options.batch, seed]
+        self.stream = Stream(len(self.y), options.batch, reshuffled=True, seed_parts=parts)
 
     def loss(self, batch: Batch) -> Tensor:
         return self._loss(self.replica, batch)

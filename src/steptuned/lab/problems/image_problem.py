@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from steptuned import frozen_statistics
-from steptuned.lab.data import SETS, DataError, load
 from steptuned.lab.data.batches import PAD, Batches, halved
+from steptuned.lab.data.reading import load
+from steptuned.lab.data.sets import SETS, DataError
 from steptuned.lab.networks import ACTIVATIONS
 from steptuned.lab.options import Count, Whole, one_of
 from steptuned.lab.problems.base import Batch, NetworkProblem, ProblemOptions, Stream
@@ -60,12 +61,13 @@ class ImageProblem(NetworkProblem):
         halve: bool = False,
         statistics: Literal["both", "first"] = "both",
     ) -> None:
-        """``halve``: images of half the size. ``statistics``: the passes that update BatchNorm's."""
+        """``halve`` the size of the images; ``statistics``: see `Images.Options`."""
         self.options, self.device, self._statistics = options, device, statistics
         self._load_images(halve)
         self.weight_decay = options.weight_decay
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed("initial point", options.data, network, options.activation, seed))
+            point = options.data, network, options.activation, seed
+            torch.manual_seed(derive_seed("initial point", *point))
             model = self._network()
         model.to(device)
         if options.layout == "channels_last":
@@ -133,7 +135,8 @@ class ImageProblem(NetworkProblem):
             self._frozen.enter_context(frozen_statistics(self.model))
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16")
+        enabled = self.options.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
     # ------------------------------------------------------------------ what is logged
 
@@ -146,7 +149,7 @@ class ImageProblem(NetworkProblem):
             train = self._over(self.train, self._logged)
             squares = torch.stack([p.square().sum() for p in self.parameters])
         # Every rank has its own BatchNorm statistics until the next forward pass.
-        self.ranks.same(self.model.buffers())
+        self.ranks.broadcast(self.model.buffers())
         with as_used(self.model), self._autocast():
             test = self._over(self.test, torch.arange(len(self.test)))
         penalty = self.weight_decay / 2 * squares.cpu().double().sum().item()
@@ -178,7 +181,8 @@ def _subset(there: int, options: ImageOptions, key: Literal["rows", "test_rows"]
         return slice(None)
     if wanted > there:
         raise DataError(f"{key} = {wanted}: {data} has {there} such images; 0 means all of them")
-    generator = torch.Generator().manual_seed(derive_seed("subset", "train" if key == "rows" else "test", data))
+    seed = derive_seed("subset", "train" if key == "rows" else "test", data)
+    generator = torch.Generator().manual_seed(seed)
     return torch.randperm(there, generator=generator)[:wanted]
 
 

@@ -7,7 +7,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from steptuned.lab.data import SETS
+from steptuned.lab.data.sets import SETS
 from steptuned.lab.networks import ACTIVATIONS, NETWORKS, ONLY_32
 from steptuned.lab.options import conflict, one_of
 from steptuned.lab.problems.image_problem import ImageOptions, ImageProblem
