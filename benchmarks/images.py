@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from steptuned.lab.data import load
 from steptuned.lab.data.batches import mean_and_deviation
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.data.reading import load
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 
@@ -48,7 +49,7 @@ def spread(values: np.ndarray[Any, Any], form: str = ".3f") -> str:
 def problem_of(letter: str, **changes: Any) -> Any:
     setting = TABLE_1[letter]
     problem = PROBLEMS[setting["problem"]]
-    return problem({**problem.defaults, **setting["options"], **changes}, 0, CPU)
+    return problem.from_dict({**setting["options"], **changes}, 0, CPU)
 
 
 def endless(loader: DataLoader[Any]) -> Iterator[Any]:

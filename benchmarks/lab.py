@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.spec import RunSpec
@@ -41,7 +42,7 @@ def make_spec(problem: str, budget: int, log_every: int, seed: int = 0) -> RunSp
 def bare(spec: RunSpec) -> float:
     """Training and evaluation alone. Seconds."""
     start = time.perf_counter()
-    problem = PROBLEMS[spec.problem](spec.options, spec.seed, torch.device("cpu"))
+    problem = PROBLEMS[spec.problem].from_dict(spec.options, spec.seed, torch.device("cpu"))
     driver = Driver(spec.method, problem, spec.hyper)
     for done in range(spec.budget + 1):
         if done % spec.log_every == 0:

@@ -21,8 +21,13 @@ import typer
 from torch import nn
 
 import steptuned
+import steptuned.lab.methods
+import steptuned.lab.problems
 from steptuned.lab.cli import app
+from steptuned.lab.discovery import classes_in_package
 from steptuned.lab.experiment import load
+from steptuned.lab.methods.base import Method
+from steptuned.lab.problems.base import Problem
 from steptuned.lab.report.figures import FIGURES
 
 ROOT = Path(__file__).parent.parent
@@ -236,6 +241,24 @@ def test_the_worked_example_of_an_extension_runs(page, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (picture,) = (tmp_path / "results" / "figures").glob("*.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("page", "package", "base", "name"),
+    [
+        ("method", steptuned.lab.methods, Method, "nadam"),
+        ("problem", steptuned.lab.problems, Problem, "moons"),
+    ],
+    ids=["method", "problem"],
+)
+def test_the_file_of_an_extension_needs_no_change_in_the_package(page, package, base, name, tmp_path, monkeypatch):
+    (text,) = blocks(ROOT / "docs" / "extending" / f"{page}.md", "python")
+    (tmp_path / f"{name}.py").write_text(text)
+    before = classes_in_package(package.__name__, base)
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    found = classes_in_package(package.__name__, base)
+    del sys.modules[f"{package.__name__}.{name}"]
+    assert found.keys() - before.keys() == {name}
 
 
 COMMANDS = [

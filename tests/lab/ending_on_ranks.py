@@ -30,7 +30,7 @@ def disturb(how):
     import torch
     import torch.distributed as dist
 
-    from steptuned.lab.methods import Driver
+    from steptuned.lab.driver import Driver
 
     advance, talk = Driver.advance, dist.new_group
 
@@ -39,7 +39,7 @@ def disturb(how):
         return disturb.group
 
     def disturbed(driver):
-        if driver.batches == 2 and driver.problem.ranks.number > 1:
+        if driver.batches == 2 and driver.problem.ranks.world_size > 1:
             disturb.pending = dist.all_reduce(torch.zeros(1), group=disturb.group, async_op=True)
             if how == "interrupt":
                 os.kill(os.getpid(), signal.SIGINT)

@@ -12,13 +12,14 @@ import small_data
 def main():
     import torch
 
-    from steptuned.lab.methods import METHODS, Driver
+    from steptuned.lab.driver import Driver
+    from steptuned.lab.methods import METHODS
     from steptuned.lab.problems import PROBLEMS
     from steptuned.lab.ranks import Ranks, Torchrun
 
     ranks = Torchrun("cpu")
-    options = {**PROBLEMS["images"].defaults, "network": "lenet-batchnorm", "batch": 32}
-    problem = PROBLEMS["images"](options, 0, torch.device("cpu"))
+    options = {"network": "lenet-batchnorm", "batch": 32}
+    problem = PROBLEMS["images"].from_dict(options, 0, torch.device("cpu"))
     problem.divide(ranks)
     driver = Driver("sgd", problem, METHODS["sgd"].defaults)
     for _ in range(3):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from steptuned.lab import engine, run
-from steptuned.lab.methods import Driver
+from steptuned.lab.driver import Driver
 
 FOLDER = Path(os.environ["STEPTUNED_TEST_FOLDER"])
 

@@ -14,8 +14,8 @@ import pytest
 from distributed import Client
 
 from conftest import make_spec
-from steptuned.lab.cluster import Dask, _data
-from steptuned.lab.engine import EngineError, How, share
+from steptuned.lab.cluster import DaskEngine, _data
+from steptuned.lab.engine import EngineError, WorkerConfig, share
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import Run, Store
 from test_cli import inside
@@ -259,7 +259,7 @@ def test_workers_that_cannot_make_runs_are_refused(processes_of, tmp_path):
     worker = processes_of.worker(address, threads=2)
     run = folder_of(Store(tmp_path / "out"), make_spec())
     with Client(address) as client:
-        engine = Dask(client, address, How(), foreign=True)
+        engine = DaskEngine(client, address, WorkerConfig(), foreign=True)
         with pytest.raises(EngineError, match=f"has 2 threads.* `dask worker {address} --nthreads 1 --nworkers N`"):
             list(engine.process([run]))
         (tmp_path / "small.toml").write_text(SHORT)

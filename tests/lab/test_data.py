@@ -26,9 +26,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from conftest import on_real_data
-from steptuned.lab.data import SETS, DataError, commands, fetch, fetching, folder, load
-from steptuned.lab.data.reading import read_cifar, read_idx
-from steptuned.lab.data.sets import DataSet, Download, File
+from steptuned.lab.data import commands, fetching
+from steptuned.lab.data.fetching import fetch
+from steptuned.lab.data.reading import folder, load, read_cifar, read_idx
+from steptuned.lab.data.sets import SETS, DataError, DataSet, Download, File
 
 LONG = np.random.default_rng(9).bytes(300_000)  # so that a download has a middle
 
@@ -324,7 +325,9 @@ def test_exchanged_images_and_labels_of_mnist_are_not_taken(home, monkeypatch):
 
 
 def test_reading_does_not_load_the_downloader():
-    code = "import sys, steptuned.lab.data; assert not {'pooch', 'requests'} & set(sys.modules)"
+    code = (
+        "import sys, steptuned.lab.data.reading, steptuned.lab.data.fetching; assert not {'pooch', 'requests'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "STEPTUNED_DATA": "/"})
 
 
@@ -599,7 +602,8 @@ FETCH = """
 import pathlib, resource, sys
 sys.path[:0] = [{tests!r}]
 import test_data
-from steptuned.lab.data import DataError, fetch
+from steptuned.lab.data.fetching import fetch
+from steptuned.lab.data.sets import DataError
 test_data.small_cifar("cifar-10").offer({url!r})
 if {limit}:
     resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))

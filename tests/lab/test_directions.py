@@ -8,7 +8,7 @@ import pytest
 import steptuned.lab
 
 LAB = Path(steptuned.lab.__file__).parent
-EXECUTE = {"run", "engine", "cluster", "ranks", "sweep", "plan", "timing"}
+EXECUTE = {"driver", "run", "engine", "cluster", "ranks", "sweep", "plan", "timing"}
 READ = [
     "results",
     "statistics",
@@ -18,7 +18,14 @@ READ = [
     "evidence",
     *(f"report.{p.stem}" for p in LAB.glob("report/*.py")),
 ]
-PURE = ["spec", "experiment", "search", "store"]
+PURE = [
+    "spec",
+    "options",
+    "experiment",
+    "search",
+    "store",
+    *(f"methods.{p.stem}" for p in LAB.glob("methods/*.py")),
+]
 LIBRARY = [p for p in LAB.parent.rglob("*.py") if LAB not in p.parents]
 
 
@@ -32,16 +39,20 @@ def imported(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def path_of(name):
+    return LAB / f"{name.replace('.', '/')}.py"
+
+
 @pytest.mark.parametrize("name", READ + PURE)
 def test_reading_does_not_import_running(name):
-    path = LAB / f"{name.replace('.', '/')}.py"
+    path = path_of(name)
     forbidden = {f"steptuned.lab.{module}" for module in EXECUTE}
     assert forbidden.isdisjoint(imported(path)), forbidden & set(imported(path))
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_what_both_sides_share_does_not_import_the_read_side(name):
-    found = set(imported(LAB / f"{name}.py"))
+    found = set(imported(path_of(name)))
     assert not {
         module for module in found if module.startswith(("steptuned.lab.report", "steptuned.lab.claims", "steptuned.lab.results"))
     }

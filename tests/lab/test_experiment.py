@@ -6,13 +6,14 @@ from itertools import pairwise
 import pytest
 import torch
 
+from steptuned.lab.driver import Driver
 from steptuned.lab.experiment import SCALES, ExperimentError, load, load_all, panels_of, paper_experiments
-from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.report import tables
 from steptuned.lab.report.figures import FIGURES, label_of
 from steptuned.lab.results import Results
 from steptuned.lab.run import execute, folder_of
-from steptuned.lab.search import first_below, stages
+from steptuned.lab.search import Score, first_below, stages
 from steptuned.lab.store import Store
 
 GOOD = """
@@ -125,8 +126,34 @@ def test_soonest_is_the_first_to_come_near_the_best_of_all(file):
     assert {spec.budget for spec in seen["J*"]} == {1000}
     assert outcome.star == {(0, 0): 0.2, (0, 1): 0.2, (0, 2): 0.2}, "seed 0 chooses, 1 and 2 are reported"
     assert [group.winner.hyper["lr"] for group in outcome.groups] == [10.0, 3.0]
-    assert [group.winner.score for group in outcome.groups] == [10, 33]
+    scores = [group.winner.score for group in outcome.groups]
+    assert scores == [Score(10, "back-propagations"), Score(33, "back-propagations")]
     assert first_below([{"bp": 0, "loss": 1.0}], 0.3) is None
+
+
+def test_scores_keep_their_unit_where_no_trial_comes_near_the_best_of_all(file):
+    text = GOOD.replace("[selection]", '[selection]\nrule = "soonest"\nwithin = 0.1')
+    experiment = load(file(text), "paper")
+
+    class Racing(Invented):
+        """SGD comes near J* = 0.2 with both learning rates, the other entry with none."""
+
+        def records(self, spec):
+            end = 0.2 if spec.method == "sgd" else 0.5
+            return [{"bp": 0, "loss": 1.0}, {"bp": round(100 / spec.hyper["lr"]), "loss": end}]
+
+    _, outcome = play(experiment, Racing(lambda s: None if s.hyper["lr"] == 3.0 else 0.3 + s.hyper["lr"]))
+    near, far = outcome.groups
+    assert [trial.score for trial in near.trials] == [Score(100, "back-propagations"), Score(10, "back-propagations")]
+    assert {trial.score for trial in far.trials} == {Score(1.3, "loss"), Score(2.3, "loss"), None}
+    assert (near.winner.score, far.winner.score) == (Score(10, "back-propagations"), Score(1.3, "loss"))
+    assert [str(group.winner.score) for group in outcome.groups] == ["10 back-propagations", "loss 1.3"]
+    with pytest.raises(TypeError, match="scores in back-propagations and loss cannot be compared"):
+        sorted([far.winner.score, near.winner.score])
+    with pytest.raises(AttributeError, match="cannot assign"):
+        near.winner.score.unit = "loss"
+    grids = [row[1] for row in tables.summary(outcome, Racing(lambda s: None))[0].rows]
+    assert grids == ["2 tried", "6 tried, 2 without score, none near J*, best by loss 1.3, winner on the EDGE: lr"]
 
 
 def test_instances_are_tuned_each_or_on_the_first(file):
@@ -236,13 +263,13 @@ def test_the_scales_between_demo_and_paper_keep_the_grids_and_shorten_one_thing(
         paper = load(paper_experiments()[name], "paper", experiment.name.removeprefix(name))
         assert experiment.entries == paper.entries, "the whole grid"
         assert experiment.seeds == SEEDS.get(experiment.name, 3)
-        options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
+        options = experiment.problem_options.as_dict()
         epochs = SHORT_EPOCHS[letter] * (1 if scale == "short" else 10)
         assert (experiment.budget.epochs, experiment.selection.after.epochs) == (epochs, epochs // 10)
         assert options["rows"] == (0 if scale == "short" else SMALL_ROWS[letter])
         assert options.get("size", 32) == (16 if letter in "abc" else 32)
         assert options["eval_rows"] % 128 == 0
-        assert 0 < options["eval_rows"] <= PROBLEMS[experiment.problem].rows_of(options)
+        assert 0 < options["eval_rows"] <= experiment.problem_options.training_rows
         spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget)
         steps = records_of(spec)
         assert 100 <= len(steps) <= 130
@@ -465,7 +492,7 @@ def test_controls_are_three_constants_a_finer_grid_and_each_mini_batch_twice(nam
         axes = entries[constant].axes
         assert (axes["bounds"], axes["nu"]) == ([[gamma, gamma]], [gamma])
         assert axes["lr"] == entries["step-tuned-sgd"].axes["lr"]
-        problem = PROBLEMS["regression"](PROBLEMS["regression"].defaults, 0, torch.device("cpu"))
+        problem = PROBLEMS["regression"].from_dict({}, 0, torch.device("cpu"))
         driver = Driver("step-tuned-sgd", problem, entries[constant].grid()[0])
         for _ in range(6):
             driver.advance()
@@ -482,7 +509,7 @@ def test_calibration_has_the_settings_of_the_number_from_outside():
     experiment = load(paper_experiments()["calibration"], "paper")
     (entry,) = experiment.entries
     assert (entry.method, entry.grid()) == ("adam", [{"lr": 1e-3, "beta1": 0.9, "uses": 1}])
-    options = {**PROBLEMS["images"].defaults, **experiment.options}
+    options = experiment.problem_options.as_dict()
     wanted = {"network": "resnet-20", "size": 32, "batch": 128, "augmentation": "standard", "weight_decay": 0, "rows": 0}
     assert wanted.items() <= options.items()
     assert options["test_rows"] == 0

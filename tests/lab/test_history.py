@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import reference
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 
 BOUNDS = (0.05, 8.0)
@@ -16,7 +17,7 @@ NU = 5.0
 
 def regression():
     problem = PROBLEMS["regression"]
-    return problem(dict(problem.defaults), 3, torch.device("cpu"))
+    return problem.from_dict({}, 3, torch.device("cpu"))
 
 
 def driver_of(method):

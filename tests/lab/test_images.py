@@ -10,9 +10,11 @@ from torch import nn
 
 from conftest import make_spec, on_real_data
 from small_data import TRAIN
-from steptuned.lab.data import DataError, load
 from steptuned.lab.data.batches import Batches, halved, mean_and_deviation
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.data.reading import load
+from steptuned.lab.data.sets import DataError
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.run import execute, folder_of
@@ -22,8 +24,8 @@ CPU = torch.device("cpu")
 
 
 def make(problem="images", seed=0, **options):
-    defaults = {**PROBLEMS[problem].defaults, **({"network": "lenet-batchnorm"} if problem == "images" else {})}
-    return PROBLEMS[problem]({**defaults, "batch": 16, **options}, seed, CPU)
+    small = {"network": "lenet-batchnorm"} if problem == "images" else {}
+    return PROBLEMS[problem].from_dict({**small, "batch": 16, **options}, seed, CPU)
 
 
 def driver_of(name, problem, **hyper):
@@ -103,12 +105,12 @@ def test_augmentation_is_drawn_once_a_mini_batch_and_shared_by_both_passes(small
 
 def test_fewer_rows_are_a_fixed_choice_that_every_seed_shares(small):
     a, b = make(rows=50, test_rows=20), make(rows=50, test_rows=20, seed=1)
-    assert len(a.train) == a.stream.rows == PROBLEMS["images"].rows_of(a.options) == 50
+    assert len(a.train) == a.stream.rows == a.options.training_rows == 50
     assert len(a.test) == 20
     everything = torch.arange(50)
     assert torch.equal(a.train.rows(everything)[0], b.train.rows(everything)[0])
     assert not torch.equal(a.train.labels, load("cifar-10").train_labels[:50]), "not just the first ones"
-    assert PROBLEMS["images"].rows_of({**a.options, "rows": 0}) == TRAIN
+    assert a.options.model_copy(update={"rows": 0}).training_rows == TRAIN
     with pytest.raises(DataError, match="test_rows = 61: cifar-10 has 60 such images"):
         make(test_rows=61)
 
@@ -218,8 +220,8 @@ def test_the_logged_loss_can_be_of_a_fixed_part_of_the_training_images(small, pr
 
 
 def test_options_that_an_older_spec_lacks_have_their_defaults(small):
-    options = {key: value for key, value in make().options.items() if key not in ("size", "eval_rows")}
-    problem = PROBLEMS["images"](options, 0, CPU)
+    options = {key: value for key, value in make().options.as_dict().items() if key not in ("size", "eval_rows")}
+    problem = PROBLEMS["images"].from_dict(options, 0, CPU)
     assert problem.evaluate() == make().evaluate()
 
 
@@ -420,14 +422,14 @@ def test_table_1_is_the_papers():
     activations = {"a": "relu", "b": "relu", "c": "elu", "d": "silu", "e": "elu", "f": "elu"}
     for letter, setting in TABLE_1.items():
         problem = PROBLEMS[setting["problem"]]
-        options = {**problem.defaults, **setting["options"]}
-        assert options["data"] == data[letter]
-        assert options["activation"] == activations[letter]
-        assert options["batch"] == 128
-        assert options["weight_decay"] == 1e-4
+        options = problem.Options(**setting["options"])
+        assert options.data == data[letter]
+        assert options.activation == activations[letter]
+        assert options.batch == 128
+        assert options.weight_decay == 1e-4
         assert setting["budget"] == {"epochs": epochs[letter]}
         assert setting["selection"]["after"] == {"epochs": epochs[letter] // 10}
-        assert -(-problem.rows_of(options) // 128) == (469 if letter == "d" else 391)
+        assert options.per_epoch == (469 if letter == "d" else 391)
     assert list(TABLE_1) == list("abcdef")
 
 
@@ -436,8 +438,8 @@ def test_table_1_is_the_papers():
 def test_a_problem_of_table_1_learns_the_real_data(letter):
     setting = TABLE_1[letter]
     problem = PROBLEMS[setting["problem"]]
-    options = {**problem.defaults, **setting["options"], "rows": 256, "test_rows": 128, "batch": 32}
-    subject = problem(options, 0, CPU)
+    options = {**setting["options"], "rows": 256, "test_rows": 128, "batch": 32}
+    subject = problem.from_dict(options, 0, CPU)
     before = subject.evaluate()
     driver = driver_of("adam", subject) if letter == "d" else driver_of("step-tuned-sgd", subject, lr=0.05)
     for _ in range(24):

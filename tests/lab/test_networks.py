@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from steptuned.lab.networks import ACTIVATIONS, NETWORKS, ONLY_32, autoencoder, transformer
+from steptuned.lab.networks import ACTIVATIONS, NETWORKS, ONLY_32, transformer
+from steptuned.lab.networks.autoencoder import autoencoder
 from steptuned.lab.networks.resnet import Block
 from steptuned.lab.networks.transformer import Transformer
 

@@ -85,15 +85,15 @@ def test_the_planned_time_is_that_of_the_runs(small, tmp_path, monkeypatch, prob
 
 def test_a_long_evaluation_is_measured_on_a_part_of_the_rows(small):
     experiment = load(paper_experiments()["figure-6"], "paper", "f")
-    options = {**PROBLEMS["images"].defaults, **experiment.options, "batch": 2}
-    problem = PROBLEMS["images"](options, 0, torch.device("cpu"))
+    options = {**experiment.problem_options.as_dict(), "batch": 2}
+    problem = PROBLEMS["images"].from_dict(options, 0, torch.device("cpu"))
     part = plan._part("images", options, problem)
-    few = PROBLEMS["images"](part, 0, torch.device("cpu"))
+    few = PROBLEMS["images"].from_dict(part, 0, torch.device("cpu"))
     assert problem.evaluated == 360
     assert few.evaluated == 32
     assert len(few.train) / len(few.test) == pytest.approx(300 / 60, rel=0.4)
     quick = {**options, "batch": 32}
-    assert plan._part("images", quick, PROBLEMS["images"](quick, 0, torch.device("cpu"))) is quick
+    assert plan._part("images", quick, PROBLEMS["images"].from_dict(quick, 0, torch.device("cpu"))) is quick
     fewer = {**options, "eval_rows": 60, "batch": 4}
-    part = plan._part("images", fewer, PROBLEMS["images"](fewer, 0, torch.device("cpu")))
+    part = plan._part("images", fewer, PROBLEMS["images"].from_dict(fewer, 0, torch.device("cpu")))
     assert (part["rows"], part["test_rows"], part["eval_rows"]) == (32, 32, 0)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from problems import Regression as Twin
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Stream
 from steptuned.lab.problems.regression import Regression
@@ -15,7 +16,7 @@ MINI_BATCH = [name for name, method in METHODS.items() if not method.full_batch]
 
 
 def make(name="regression", seed=0, **options):
-    return PROBLEMS[name]({**PROBLEMS[name].defaults, **options}, seed, CPU)
+    return PROBLEMS[name].from_dict(options, seed, CPU)
 
 
 def test_the_vectors_of_the_regression_are_those_of_its_twin():

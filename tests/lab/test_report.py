@@ -190,6 +190,7 @@ def test_a_winner_on_the_edge_of_the_grid_is_warned_of_and_the_whole_grid_is_sho
     page = page_of(tmp_path)
     assert "the winner lies on the edge of the grid (lr)" in page
     assert page.count('class="winner"') == 1
+    assert len(re.findall(r"<td>loss 0\.\d+</td>", page)) == 3, "a score has its unit"
     for value in ("lr 0.1", "lr 1.0", "lr 10.0"):
         assert f">{value}" in page
     fill_own(tmp_path / "inside")

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from made_up import fill, records_of
-from steptuned.lab.engine import How, Local
+from steptuned.lab.engine import LocalEngine, WorkerConfig
 from steptuned.lab.experiment import load_all
 from steptuned.lab.methods import METHODS
 from steptuned.lab.report import figures, results, tables
@@ -111,7 +111,7 @@ def test_the_machine_is_said_with_the_text_that_came_with_it():
 
 def test_no_two_methods_on_mini_batches_look_the_same():
     names = [name for name, method in METHODS.items() if not method.full_batch]
-    assert len({figures.STYLES[name] for name in names}) == len(names)
+    assert len({METHODS[name].style(name) for name in names}) == len(names)
 
 
 def test_what_is_missing_is_said(experiments, tmp_path):
@@ -153,7 +153,7 @@ def test_a_figure_of_panels_has_a_column_for_each_and_says_its_scale_and_size(ex
 
 def test_a_sweep_says_how_long_each_problem_will_take(experiments, tmp_path):
     console = Console(record=True, width=200)
-    sweep = Sweep(tmp_path / "out", Local(1, How()), console)
+    sweep = Sweep(tmp_path / "out", LocalEngine(1, WorkerConfig()), console)
     for experiment in load_all(experiments, "demo"):
         sweep.announce(experiment)
     said = console.export_text()

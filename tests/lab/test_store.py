@@ -130,7 +130,7 @@ class Stop(KeyboardInterrupt):
 
 def interrupted(store, monkeypatch, after, **spec):
     """A run that made a checkpoint before every back-propagation and stopped without notice."""
-    from steptuned.lab.methods import Driver
+    from steptuned.lab.driver import Driver
 
     run = folder_of(store, make_spec(**spec))
     advance, calls = Driver.advance, []

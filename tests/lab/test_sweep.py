@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from conftest import make_spec
-from steptuned.lab.engine import How, Local
+from steptuned.lab.engine import LocalEngine, WorkerConfig
 from steptuned.lab.experiment import load
 from steptuned.lab.plan import duration, estimate
 from steptuned.lab.problems.regression import Regression
@@ -44,7 +44,7 @@ def experiment(tmp_path):
 
 @pytest.fixture
 def sweep(tmp_path):
-    sweep = Sweep(tmp_path / "out", Local(2, How()), Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    sweep = Sweep(tmp_path / "out", LocalEngine(2, WorkerConfig()), Console(file=open(os.devnull, "w")))  # noqa: SIM115
     yield sweep
     sweep.engine.stop()
     sweep.console.file.close()
@@ -91,10 +91,10 @@ class Deadly(Regression):
         super().__init__(options, seed, device)
         here = os.environ["STEPTUNED_TEST_FOLDER"]
         marker = os.path.join(here, "died once")
-        if options["columns"] == 13 or (options["columns"] == 7 and not os.path.exists(marker)):
+        if options.columns == 13 or (options.columns == 7 and not os.path.exists(marker)):
             open(marker, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
-        if options["columns"] == 5:
+        if options.columns == 5:
             raise ZeroDivisionError("an error of the problem's own")
 
 

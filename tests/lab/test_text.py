@@ -8,9 +8,11 @@ import torch
 
 from conftest import make_spec
 from steptuned import RobbinsMonroLR
-from steptuned.lab.data import DataError
+from steptuned.lab.data.sets import DataError
+from steptuned.lab.driver import Driver
 from steptuned.lab.experiment import SCALES, load, paper_experiments
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.methods import METHODS
+from steptuned.lab.options import OptionError
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.text import MODULES, SYMBOLS, Text, checksum, text
 from steptuned.lab.run import execute, folder_of
@@ -22,7 +24,7 @@ SMALL = {"rows": 50, "test_rows": 12, "context": 16, "width": 16, "depth": 2, "h
 
 
 def make(seed=0, **options):
-    return Text({**Text.defaults, **SMALL, **options}, seed, CPU)
+    return Text.from_dict({**SMALL, **options}, seed, CPU)
 
 
 def letters(codes):
@@ -56,9 +58,9 @@ def test_windows_lie_side_by_side_and_the_test_is_the_end_of_the_text():
 def test_every_scale_fits_into_the_text_of_every_python():
     shortest = 750_000  # that of Python 3.10 has a little more
     for scale in SCALES:
-        options = {**Text.defaults, **load(paper_experiments()["text"], scale).options}
-        assert (options["rows"] + options["test_rows"]) * options["context"] + 2 < shortest < len(text())
-        assert Text.rows_of(options) == options["rows"]
+        options = load(paper_experiments()["text"], scale).problem_options
+        assert (options.rows + options.test_rows) * options.context + 2 < shortest < len(text())
+        assert options.training_rows == options.rows
 
 
 def test_a_later_character_does_not_change_earlier_predictions():
@@ -125,7 +127,7 @@ def test_a_run_knows_its_text_and_does_not_go_on_with_another(tmp_path):
     ],
 )
 def test_an_option_that_cannot_be_is_said_in_one_sentence(options, sentence):
-    with pytest.raises(DataError, match=sentence.replace("(", r"\(")):
+    with pytest.raises((DataError, OptionError), match=sentence.replace("(", r"\(")):
         make(**options)
 
 

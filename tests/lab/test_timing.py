@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from steptuned.lab import timing
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report.tables import wall_clock
@@ -51,7 +52,7 @@ def test_rounds_are_interleaved_and_each_begins_with_another_method():
 
 
 def test_the_clock_inside_the_optimizer_leaves_no_trace(small):
-    problem = PROBLEMS["images"]({**PROBLEMS["images"].defaults, "network": "lenet", "batch": 8}, 0, torch.device("cpu"))
+    problem = PROBLEMS["images"].from_dict({"network": "lenet", "batch": 8}, 0, torch.device("cpu"))
     for name in TIMED:
         driver = Driver(name, problem, METHODS[name].defaults)
         driver.advance()

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from conftest import make_spec
-from steptuned.lab.engine import How, Together
+from steptuned.lab.driver import Driver
+from steptuned.lab.engine import TorchrunEngine, WorkerConfig
 from steptuned.lab.experiment import load
-from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.ranks import Ranks, Torchrun
 from steptuned.lab.run import folder_of
@@ -106,7 +106,7 @@ def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
     # One process, on the joined mini-batches: the same way up to rounding, which is that of single precision.
     experiment = load(files[0], "paper")
     spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 1, 0, experiment.budget)
-    problem = PROBLEMS[spec.problem](spec.options, spec.seed, torch.device("cpu"))
+    problem = PROBLEMS[spec.problem].from_dict(spec.options, spec.seed, torch.device("cpu"))
     driver = Driver(spec.method, problem, spec.hyper)
     (together,) = [r for r in undisturbed.runs() if r.spec.options["network"] == "lenet" and r.spec.seed == spec.seed]
     for record in together.records():
@@ -208,7 +208,7 @@ def ranks_of(number):
     made = []
     for index in range(number):
         rank = Torchrun.__new__(Torchrun)
-        rank.number, rank.index = number, index
+        rank.world_size, rank.index = number, index
         made.append(rank)
     return made
 
@@ -217,16 +217,16 @@ def ranks_of(number):
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_weighted_parts_average_to_the_whole(rows, number):
     losses = torch.randn(rows, dtype=torch.float64)
-    parts = [rank.part(torch.arange(rows)) for rank in ranks_of(number)]
+    parts = [rank.shard(torch.arange(rows)) for rank in ranks_of(number)]
     averaged = sum(losses[mine].mean() * weight for mine, weight in parts) / number
     torch.testing.assert_close(averaged, losses.mean())
     assert sorted(row for mine, weight in parts if weight for row in mine.tolist()) == list(range(rows))
-    assert torch.equal(Ranks().part(torch.arange(rows))[0], torch.arange(rows))
+    assert torch.equal(Ranks().shard(torch.arange(rows))[0], torch.arange(rows))
 
 
 def test_a_line_search_is_refused_before_any_other_rank_knows_of_it(tmp_path):
     run = folder_of(Store(tmp_path), make_spec("armijo", "digits"))
-    engine = Together(ranks_of(2)[0], How())
+    engine = TorchrunEngine(ranks_of(2)[0], WorkerConfig())
     assert list(engine.process([run])) == [run]
     assert run.failure()["reason"].startswith("IndivisibleError: armijo compares losses, of which every rank has its own")
 

@@ -20,8 +20,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from steptuned.lab.data import DataError, commands
-from steptuned.lab.engine import Engine, EngineError, How, Local, Together, device_here, is_usable
+from steptuned.lab.data import commands
+from steptuned.lab.data.sets import DataError
+from steptuned.lab.engine import Engine, EngineError, LocalEngine, TorchrunEngine, WorkerConfig, device_here, is_usable
 from steptuned.lab.experiment import Experiment, ExperimentError, load, load_all, panels_of, paper_experiments
 from steptuned.lab.extensions import ExtensionError, extend
 from steptuned.lab.methods import METHODS
@@ -159,9 +160,9 @@ def reproduce(
     figures = _asked(names, scale)
     _find_data(data)
     sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard, context.obj), console)
-    _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.how.ranks), _is_asked(ILLUSTRATION, names), sweep)
+    _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.config.ranks), _is_asked(ILLUSTRATION, names), sweep)
     if _is_asked(WALL_CLOCK, names):
-        _time(out, scale.value, sweep.engine.how.device, "bfloat16" if autocast else "float32")
+        _time(out, scale.value, sweep.engine.config.device, "bfloat16" if autocast else "float32")
 
 
 @app.command()
@@ -182,7 +183,7 @@ def run(
     figures = {path.stem: _load(path, scale) for path in files}
     _find_data(data)
     sweep = Sweep(out, _engine(figures, jobs, dask, device, checkpoint_seconds, tensorboard, context.obj), console)
-    _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.how.ranks), False, sweep)
+    _run(_with_ranks(_with_autocast(figures, autocast), sweep.engine.config.ranks), False, sweep)
 
 
 @app.command()
@@ -483,30 +484,30 @@ def _engine(
         if device != "auto":
             stop(f"{', '.join(sorted(double))} computes in double precision, which mps has not; use --device cpu")
         where = "cpu"
-    how = How(where, checkpoint_seconds, _tensorboard(tensorboard), extensions=extensions)
+    config = WorkerConfig(where, checkpoint_seconds, _tensorboard(tensorboard), extensions=extensions)
     if started_by_torchrun():
         if jobs is not None or dask is not None:
             stop("under torchrun its processes make one run after the other together: leave out --jobs and --dask")
-        return _together(how)
+        return _together(config)
     if dask is None:
-        return Local(jobs or (CORES if where == "cpu" else 1), how)
+        return LocalEngine(jobs or (CORES if where == "cpu" else 1), config)
     if jobs is not None:
         stop("--jobs and --dask cannot be given together: a cluster makes as many runs at the same time as it has workers")
     from steptuned.lab import cluster
 
     try:
-        return cluster.connect(dask, how)
+        return cluster.connect(dask, config)
     except EngineError as error:
         stop(str(error))
 
 
-def _together(how: How) -> Engine:
+def _together(config: WorkerConfig) -> Engine:
     """The lead's engine. The other processes stay here, and end with the lead's work."""
-    ranks = Torchrun(how.device)
-    how = replace(how, device=ranks.device)
+    ranks = Torchrun(config.device)
+    config = replace(config, device=ranks.device)
     if ranks.index:
         try:
-            follow(ranks, how.device)
+            follow(ranks, config.device)
         except KeyboardInterrupt:
             ranks.close()
             os._exit(130)
@@ -514,7 +515,7 @@ def _together(how: How) -> Engine:
             errors.quiet = False
             stop(f"rank {ranks.index}: {type(error).__name__}: {error}")
         raise typer.Exit
-    return Together(ranks, how)
+    return TorchrunEngine(ranks, config)
 
 
 def _tensorboard(folder: Path | None) -> Path | None:

@@ -1,8 +1,8 @@
-"""Runs on a Dask cluster. Only here is `distributed` imported, so the rest works without it.
+"""Runs on a Dask cluster. Only this module imports `distributed`; everything else works without it.
 
-The scheduler hands runs to workers and hands them on when a worker dies; nothing else is trusted to it. Who may write a run is
-settled by the lock in its folder, and how often its process died is counted there, so workers, schedulers and clients may come
-and go.
+The scheduler assigns runs to workers, and assigns them again when a worker dies. Everything else is
+decided by the folder of the run: its lock says who may write, and it counts the workers that died.
+So workers, schedulers and clients may come and go.
 """
 
 import logging
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptuned.lab.engine import EngineError, How, share, work
+from steptuned.lab.engine import EngineError, WorkerConfig, share, work
 from steptuned.lab.store import ENDED, TRIES, Run
 
 if TYPE_CHECKING:
@@ -25,13 +25,16 @@ CONNECT_SECONDS = 10
 SHARED_SECONDS = 60.0
 
 
-def connect(address: str, how: How) -> "Dask":
-    """The cluster of the scheduler at an address, or one of `local:N` workers, which ends with this process."""
+def connect(address: str, config: WorkerConfig) -> "DaskEngine":
+    """The cluster of the scheduler at an address.
+
+    `local:N` starts a cluster of N workers that ends with this process.
+    """
     try:
         from distributed import Client, LocalCluster
     except ImportError:
         raise EngineError("--dask needs the package distributed: pip install 'steptuned[dask]'") from None
-    for name in ("distributed", "distributed.client"):  # what matters is said in a sentence
+    for name in ("distributed", "distributed.client"):  # errors are reported in one sentence
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if address.startswith("local:"):
         if not re.fullmatch("local:[1-9][0-9]*", address):
@@ -45,41 +48,44 @@ def connect(address: str, how: How) -> "Dask":
             dashboard_address=None,
             silence_logs=logging.CRITICAL,
         )
-        return Dask(Client(cluster), cluster.scheduler_address, replace(how, threads=share(workers)), foreign=False)
+        config = replace(config, threads=share(workers))
+        return DaskEngine(Client(cluster), cluster.scheduler_address, config, foreign=False)
     try:
         client = Client(address, timeout=CONNECT_SECONDS)
     except (OSError, ValueError) as error:
         raise EngineError(f"no Dask scheduler answers at {address} ({error}): start one with `dask scheduler`") from None
-    engine = Dask(client, address, how, foreign=True)
+    engine = DaskEngine(client, address, config, foreign=True)
     engine.refuse_threads()
     return engine
 
 
 def one_thread(address: str, threads: int) -> EngineError:
     return EngineError(
-        f"a worker of {address} has {threads} threads, but runs share the random state of their process, so that each needs one "
-        f"of its own: start workers with `dask worker {address} --nthreads 1 --nworkers N`"
+        f"a worker of {address} has {threads} threads, but each run needs a process of its own, "
+        f"because threads share the random state: start workers with "
+        f"`dask worker {address} --nthreads 1 --nworkers N`"
     )
 
 
 @dataclass(frozen=True)
 class Try:
-    """A run that was handed to the scheduler."""
+    """A run that was submitted to the scheduler."""
 
     run: Run
     future: "Future[None]"
     signs: list[Any]
-    """What the store showed when the scheduler had given it up before."""
+    """What the store showed when the scheduler last gave the run up."""
     barren: int = 0
-    """How many times it was given up since, while no worker began any run."""
+    """How often it was given up since then without any worker starting a run."""
 
 
-class Dask:
-    """The workers of a scheduler."""
+class DaskEngine:
+    """The workers of a Dask scheduler."""
 
-    def __init__(self, client: "Client", address: str, how: How, foreign: bool) -> None:
+    def __init__(self, client: "Client", address: str, config: WorkerConfig, foreign: bool) -> None:
         self.client, self.address, self.foreign = client, address, foreign
-        self.how = replace(how, tensorboard=how.tensorboard and how.tensorboard.absolute())
+        tensorboard = config.tensorboard and config.tensorboard.absolute()
+        self.config = replace(config, tensorboard=tensorboard)
 
     @property
     def jobs(self) -> int:
@@ -106,7 +112,8 @@ class Dask:
     def _submit(self, run: Run) -> "Future[None]":
         data = os.environ.get("STEPTUNED_DATA")
         where = data and str(Path(data).absolute())
-        return self.client.submit(task, run.folder.absolute(), self.how, where, self.address, pure=False)
+        arguments = run.folder.absolute(), self.config, where, self.address
+        return self.client.submit(task, *arguments, pure=False)
 
     def _was_given_up(self, future: "Future[None]") -> bool:
         """By the scheduler, because workers died that had it; which may have been another run's fault."""
@@ -122,20 +129,26 @@ class Dask:
         return error is not None
 
     def _again(self, tried: Try, signs: list[Any]) -> Try:
-        """Hand a run over once more. The store counts the deaths of those who began it; here only who began nothing is counted."""
+        """Submit a run again.
+
+        The store counts workers that died during the run. Only workers that died before they
+        started any run are counted here.
+        """
         barren = tried.barren + 1 if signs == tried.signs else 0
         if barren == TRIES:
-            raise EngineError(f"the workers of {self.address} die before they begin a run: see what they say")
+            raise EngineError(
+                f"the workers of {self.address} die before they start a run: see their output",
+            )
         return Try(tried.run, self._submit(tried.run), signs, barren)
 
     def _waits_for(self) -> str:
         return "" if self._threads() else f"there is no worker at {self.address}; waiting for one"
 
     def _threads(self) -> dict[str, int]:
-        """Of each worker there is now."""
+        """The number of threads of each worker."""
         try:
             return self.client.nthreads()
-        except Exception:  # it depends on the moment which one
+        except Exception:  # which exception depends on the moment
             raise self._gone() from None
 
     def _gone(self) -> EngineError:
@@ -149,8 +162,8 @@ class Dask:
         self.client.close(timeout=CONNECT_SECONDS)
 
 
-def task(folder: Path, how: How, data: str | None, address: str) -> None:
-    """What a worker of the cluster does with one run."""
+def task(folder: Path, config: WorkerConfig, data: str | None, address: str) -> None:
+    """Execute one run in a worker of the cluster."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -159,12 +172,12 @@ def task(folder: Path, how: How, data: str | None, address: str) -> None:
     if not (folder / "spec.json").exists():
         raise EngineError(f"the worker {worker.address} does not see {folder}: give a folder as --out that all workers share")
     with _data(data):
-        work(folder, how)
+        work(folder, config)
 
 
 @contextmanager
 def _data(folder: str | None) -> Iterator[None]:
-    """Where data sets are: where the worker says, or else where the client says."""
+    """Set the folder of data sets to the client's, unless the worker has its own."""
     if folder is None or "STEPTUNED_DATA" in os.environ:
         yield
         return
@@ -176,12 +189,12 @@ def _data(folder: str | None) -> Iterator[None]:
 
 
 def _wait_for(run: Run) -> None:
-    """A network folder may show late what was written on another machine."""
+    """Wait until the result is visible: network folders may lag behind."""
     deadline = time.monotonic() + SHARED_SECONDS
     while run.status() not in ENDED:
         if time.monotonic() > deadline:
             raise EngineError(
-                f"{run.folder.absolute()} has ended, but that is not seen here: give a folder as --out that all share"
+                f"{run.folder.absolute()} has ended, but this machine does not see it: give a folder as --out that all share"
             )
-        os.listdir(run.folder)  # makes NFS look again
+        os.listdir(run.folder)  # makes NFS refresh the folder
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What makes many runs. A sweep hands them over; how each of them ended is in the store, whatever engine made it."""
+"""Engines execute many runs. A sweep submits the runs; how each ended is read from the store."""
 
 import os
 import signal
@@ -26,44 +26,50 @@ GRACE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class How:
-    """How a worker makes a run."""
+class WorkerConfig:
+    """How a worker executes a run."""
 
     device: str = "cpu"
-    """By name, or `auto`: what the worker has."""
+    """A name, or `auto`: the best device of the worker."""
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     tensorboard: Path | None = None
     threads: int | None = None
-    """Of torch; None: as many as the worker has."""
+    """Threads of torch; None: the default of the worker."""
     ranks: int = 1
-    """Processes that make each run together."""
+    """Processes that share each run."""
     extensions: tuple[Path, ...] = ()
-    """Files of problems and methods that the package does not have."""
+    """Files with problems and methods that are not part of the package."""
 
 
 class EngineError(Exception):
-    """The engine cannot go on; what was computed is in the store."""
+    """The engine cannot continue. What was computed is in the store."""
 
 
 class Engine(Protocol):
-    how: How
+    config: WorkerConfig
 
     @property
     def jobs(self) -> int:
-        """How many runs it makes at the same time."""
+        """How many runs are executed at the same time."""
 
     def process(self, runs: list[Run]) -> Iterator[Run | str]:
-        """Make them all. Gives each run when it has ended, and now and then what it waits for, empty if for nothing else."""
+        """Execute the runs. Yields each run when it has ended.
+
+        In between it yields what the engine is waiting for, or an empty string.
+        """
 
     def stop(self) -> str:
-        """Begin no run any more. Returns what is to be said about those that are under way."""
+        """Start no more runs. Returns a remark about those that are still running."""
 
     def close(self) -> None:
-        """All runs are made."""
+        """Called after the last run."""
 
 
 def device_here(name: str, double: bool = False) -> str:
-    """The device of that name; of `auto` an accelerator, if this machine has one, and one with double precision if need be."""
+    """The device of that name. `auto` is an accelerator if there is one.
+
+    ``double``: it must support double precision.
+    """
     if name != "auto":
         return name
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -79,33 +85,40 @@ def is_usable(device: str) -> bool:
 
 
 def share(jobs: int) -> int:
-    """Torch's threads for each of so many runs at the same time."""
+    """Threads of torch per run, if this many runs are executed at the same time."""
     return max(1, (os.cpu_count() or 1) // jobs)
 
 
-def work(folder: Path, how: How) -> None:
-    """What a worker does with one run."""
-    if how.threads is not None:
-        torch.set_num_threads(how.threads)
+def work(folder: Path, config: WorkerConfig) -> None:
+    """Execute one run in a worker."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     run = Run(folder)
     try:
-        extend(how.extensions)
-        device = device_here(how.device, PROBLEMS[run.spec.problem].double)
+        extend(config.extensions)
+        device = device_here(config.device, PROBLEMS[run.spec.problem].double)
         environment = environment_now(device, torch.get_num_threads())
         with parent.working():
-            execute(run, environment, device, how.checkpoint_seconds, how.tensorboard, is_abandoned=parent.is_gone)
+            execute(
+                run,
+                environment,
+                device,
+                config.checkpoint_seconds,
+                config.tensorboard,
+                is_abandoned=parent.is_gone,
+            )
     except Exception as error:
-        if run.failure() is None:  # whoever had claimed it has written why
+        if run.failure() is None:  # otherwise the reason is stored already
             run.fail(why(error))
 
 
 class Parent:
-    """The process that started this worker and that it must not outlive.
+    """The process that started this worker. The worker must not outlive it.
 
-    A sweep that is killed cannot stop its workers. So a run whose parent is gone saves a checkpoint
-    before its next back-propagation, and its worker exits; an idle worker exits within a second.
-    A worker that does not come to its next back-propagation in `GRACE_SECONDS` exits anyway: a run
-    survives that at any moment. Windows does not report that a parent is gone.
+    A killed sweep cannot stop its workers. Therefore a run whose parent is gone saves a checkpoint
+    before its next back-propagation, and its worker exits. An idle worker exits within a second.
+    A worker that does not reach its next back-propagation in `GRACE_SECONDS` exits anyway, which
+    no run is harmed by. Windows does not report that a parent is gone.
     """
 
     def __init__(self) -> None:
@@ -113,7 +126,7 @@ class Parent:
         self._at_work = threading.Lock()
 
     def watch(self, pid: int) -> None:
-        """Called in a worker, at its start."""
+        """Called when a worker starts."""
         self._pid = pid
         threading.Thread(target=self._end_when_idle, daemon=True).start()
 
@@ -122,7 +135,7 @@ class Parent:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """While a run is executed, which is given the chance to save a checkpoint."""
+        """Hold the worker open during a run, so that the run can save a checkpoint."""
         with self._at_work:
             try:
                 yield
@@ -137,18 +150,22 @@ class Parent:
 
 
 parent = Parent()
-"""The parent of this process, if that is a worker of :class:`Local`."""
+"""The parent of this process, if this is a worker of :class:`LocalEngine`."""
 
 
-class Local:
-    """Processes of this machine."""
+class LocalEngine:
+    """Worker processes on this machine."""
 
-    def __init__(self, jobs: int, how: How) -> None:
+    def __init__(self, jobs: int, config: WorkerConfig) -> None:
         self.jobs = jobs
-        self.how = replace(how, threads=share(jobs))
+        self.config = replace(config, threads=share(jobs))
 
     def process(self, runs: list[Run]) -> Iterator[Run | str]:
-        """Those whose process died are tried once more, each alone: a death takes the others with it. Who dies again has failed."""
+        """Execute the runs. A run whose worker dies twice is marked as failed.
+
+        When a worker dies, the pool ends with it. The runs that it may have been executing are
+        tried again one at a time.
+        """
         left = list(runs)
         barren = 0
         while left:
@@ -157,17 +174,21 @@ class Local:
             for run in suspects:
                 if (yield from self._pool([run], 1, left)):
                     run.fail("its process died twice")
-            for run in [run for run in left if run.status() in ENDED]:  # those that were not heard of
+            # Runs that ended without a report of their worker.
+            for run in [run for run in left if run.status() in ENDED]:
                 left.remove(run)
                 yield run
             barren = 0 if suspects or len(left) < before else barren + 1
             if barren == TRIES:
-                raise EngineError("processes of this machine die before they begin a run: is there enough memory for so many jobs?")
+                raise EngineError("worker processes die before they start a run: is there enough memory for so many jobs?")
 
     def _pool(self, runs: list[Run], jobs: int, left: list[Run]) -> Generator[Run | str, None, list[Run]]:
-        """Run in parallel until all is done or a process dies. Returns the runs that may have killed it."""
+        """Run in parallel until all runs have ended or a worker dies.
+
+        Returns the runs that the dead worker may have been executing.
+        """
         executor = self._executor(jobs)
-        futures: dict[Future[None], Run] = {executor.submit(work, run.folder, self.how): run for run in runs}
+        futures: dict[Future[None], Run] = {executor.submit(work, run.folder, self.config): run for run in runs}
         pending = set(futures)
         try:
             while pending:
@@ -186,30 +207,37 @@ class Local:
         return ""
 
     def close(self) -> None:
-        """The processes end by themselves when there is nothing to do."""
+        """Idle workers end by themselves."""
 
     def _executor(self, jobs: int) -> Any:
         return get_reusable_executor(max_workers=jobs, timeout=300, initializer=begin_worker, initargs=(os.getpid(),))
 
 
-class Together:
-    """The processes that torchrun has started, which make one run after the other together. This one is the lead."""
+class TorchrunEngine:
+    """The processes started by torchrun, which share one run after another. This is the lead."""
 
     jobs = 1
 
-    def __init__(self, ranks: Ranks, how: How) -> None:
+    def __init__(self, ranks: Ranks, config: WorkerConfig) -> None:
         self._ranks = ranks
-        self.how = replace(how, ranks=ranks.number)
+        self.config = replace(config, ranks=ranks.world_size)
 
     def process(self, runs: list[Run]) -> Iterator[Run | str]:
-        """A run that fails in its middle ends them all: the others may be anywhere in it."""
-        how = self.how
+        """Execute the runs. An error in the middle of a run ends all ranks."""
+        config = self.config
         for run in runs:
-            environment = environment_now(how.device, torch.get_num_threads()) | {"ranks": how.ranks}
+            environment = environment_now(config.device, torch.get_num_threads())
             try:
-                execute(run, environment, how.device, how.checkpoint_seconds, how.tensorboard, self._ranks)
+                execute(
+                    run,
+                    environment | {"ranks": config.ranks},
+                    config.device,
+                    config.checkpoint_seconds,
+                    config.tensorboard,
+                    self._ranks,
+                )
             except (Died, IndivisibleError):
-                pass  # before any other rank knew of it
+                pass  # refused before the other ranks had started it
             except Exception as error:
                 raise EngineError(f"{run.folder.name} failed: {why(error)}") from error
             yield run
@@ -219,8 +247,8 @@ class Together:
         return ""
 
     def close(self) -> None:
-        """Let the others go."""
-        self._ranks.hear(None)
+        """Tell the other ranks that there are no more runs."""
+        self._ranks.broadcast_object(None)
         self._ranks.close()
 
 
@@ -229,6 +257,6 @@ def ignore_interrupts() -> None:
 
 
 def begin_worker(pid: int) -> None:
-    """Start a worker of the process ``pid``, which alone decides what Ctrl-C does."""
+    """Start a worker of the process ``pid``. Only that process handles Ctrl-C."""
     ignore_interrupts()
     parent.watch(pid)

@@ -1,7 +1,8 @@
-"""An experiment: one TOML file that says what is compared, on what, how hyper-parameters are chosen, and how long it takes."""
+"""An experiment: a TOML file with a problem, methods, their grids and budgets."""
 
 import itertools
 import sys
+from collections.abc import Collection
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steptuned.lab.methods import METHODS
+from steptuned.lab.options import OptionError, Options, listed
 from steptuned.lab.problems import PROBLEMS
-from steptuned.lab.problems.base import Problem
+from steptuned.lab.problems.base import ProblemOptions
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.spec import RunSpec
 
@@ -20,14 +22,10 @@ else:
     import tomli as tomllib
 
 SCALES = ("demo", "small", "short", "paper")
-TUNED = ("step-tuned-sgd", "stochastic-gv", "exact-gv", "expected-gv")
-"""Methods that log gamma, which other entries can follow."""
-COUNTS = ("batch", "columns", "uses", "context", "width", "depth", "heads")
-"""Whole numbers of which there must be one at least."""
 
 
 class ExperimentError(ValueError):
-    """A mistake in an experiment's file, in one sentence."""
+    """A mistake in an experiment file, in one sentence."""
 
 
 class _Strict(BaseModel):
@@ -35,7 +33,7 @@ class _Strict(BaseModel):
 
 
 class Budget(_Strict):
-    """How long a run is: in back-propagations, or in epochs of ceil(N / batch) back-propagations."""
+    """The length of a run, in iterations (back-propagations) or in epochs of ceil(N / batch)."""
 
     epochs: float | None = Field(default=None, gt=0)
     iterations: int | None = Field(default=None, gt=0)
@@ -49,15 +47,15 @@ class Selection(_Strict):
 
     rule: Literal["smallest loss", "soonest"] = "smallest loss"
     after: Budget | None = None
-    """Budget of the grid search; by default the whole."""
+    """The budget of the grid search; by default that of the experiment."""
     within: float = Field(default=0.1, gt=0)
-    """soonest: the first to come so near to J*."""
+    """soonest: how near to J* a run must come."""
     star_after: Budget | None = None
-    """soonest: J* is the best loss of all methods after so long."""
+    """soonest: J* is the best loss of all methods after this budget."""
 
 
 class Entry(_Strict):
-    """A method in the comparison. Lists are axes of its grid."""
+    """A method in the comparison, with the axes of its grid."""
 
     name: str
     method: str
@@ -77,17 +75,20 @@ class Experiment(_Strict):
     title: str
     figure: str
     note: str = ""
-    """What a reader of its results should know."""
+    """What readers of the results should know."""
     problem: str
     options: dict[str, Any]
     instances: int = Field(default=1, ge=1)
-    """How many instances of the problem, where it has the option ``instance``."""
+    """The number of instances, for problems with the option ``instance``."""
     tune: Literal["first", "each"] = "first"
-    """On which instances the grid is searched."""
+    """The instances on which the grid is searched."""
     seeds: int = Field(default=3, ge=1)
-    """How many seeds are reported."""
+    """The number of reported seeds."""
     first_seed: int = Field(default=0, ge=0)
-    """The first of them. Hyper-parameters are chosen on seed 0, which a file's experiment does not report: there it is 1."""
+    """The first reported seed.
+
+    Hyper-parameters are chosen on seed 0, so experiments from files report seeds from 1 on.
+    """
     budget: Budget
     log_every: Budget = Budget(iterations=1)
     log_growth: float = Field(default=1.0, ge=1.0)
@@ -96,22 +97,21 @@ class Experiment(_Strict):
     selection: Selection = Selection()
     entries: list[Entry]
     ranks: int = 1
-    """Processes that make each run together: as many as torchrun has started."""
+    """Processes that share each run: as many as torchrun has started."""
 
     def spec(self, entry: Entry, hyper: dict[str, Any], seed: int, instance: int, budget: Budget) -> RunSpec:
-        options = {**PROBLEMS[self.problem].defaults, **self.options}
-        if "instance" in options:
-            options["instance"] = instance
-        per_epoch = -(-PROBLEMS[self.problem].rows_of(options) // options["batch"])
-        log_every = self.log_every.back_propagations(per_epoch)
+        options = self.problem_options
+        if "instance" in type(options).model_fields:
+            options = options.model_copy(update={"instance": instance})
+        log_every = self.log_every.back_propagations(options.per_epoch)
         return RunSpec(
             problem=self.problem,
-            options=options,
+            options=options.as_dict(),
             method=entry.method,
             hyper=hyper,
             seed=seed,
             scale=self.scale,
-            budget=budget.back_propagations(per_epoch),
+            budget=budget.back_propagations(options.per_epoch),
             log_every=max(1, log_every),
             log_growth=self.log_growth,
             log_early=self.log_early,
@@ -119,11 +119,16 @@ class Experiment(_Strict):
         )
 
     @property
+    def problem_options(self) -> ProblemOptions:
+        """The options of the problem, those that the file does not set at their defaults."""
+        return PROBLEMS[self.problem].Options(**self.options)
+
+    @property
     def reported_seeds(self) -> range:
         return range(self.first_seed, self.first_seed + self.seeds)
 
     def expected_runs(self, entry: Entry) -> list[tuple[int, RunSpec]]:
-        """The runs of an entry, at most: a count and one spec for each length of run."""
+        """An upper limit of an entry's runs: a count and an example for each length of run."""
         tuned = self.instances if self.tune == "each" else 1
         grid = entry.grid()
         runs = [(tuned * len(grid), self.selection.after or self.budget)] if len(grid) > 1 else []
@@ -133,7 +138,7 @@ class Experiment(_Strict):
         return [(count, self.spec(entry, grid[0], 0, 0, budget)) for count, budget in runs]
 
     def expected_back_propagations(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """For each entry: how many runs the experiment has at most, and how many back-propagations they are."""
+        """Upper limits for each entry: the number of runs and of their back-propagations."""
         counts: dict[tuple[str, str], tuple[int, int]] = {}
         for entry in self.entries:
             runs = self.expected_runs(entry)
@@ -142,25 +147,25 @@ class Experiment(_Strict):
 
 
 def load_all(path: Path, scale: str) -> list[Experiment]:
-    """Read a file: one experiment, or one for each of its panels."""
+    """Read a file: one experiment, or one per panel."""
     return [load(path, scale, panel) for panel in panels_of(path)] or [load(path, scale)]
 
 
 def panels_of(path: Path) -> list[str]:
-    """The names of the panels of a figure, where it has several."""
+    """The names of the panels of a figure, if it has several."""
     return list(_read(path).get("panels", {}))
 
 
 def load(path: Path, scale: str, panel: str = "") -> Experiment:
-    """Read a file. A mistake in it is an :class:`ExperimentError`: one sentence with file, key, value and what is valid.
+    """Read a file. A mistake in it raises :class:`ExperimentError` with file, key and value.
 
-    What a panel says comes before what the file says for all its panels, a scale before both, and Table 1's setting comes last.
+    A scale overrides a panel, a panel overrides the rest of the file, and the file overrides its
+    setting from Table 1.
     """
     content = _read(path)
     scales = content.pop("scales", {})
     for name in scales:
-        if name not in SCALES:
-            raise _mistake(path, f"scales.{name}", name, SCALES)
+        _choose(path, f"scales.{name}", name, SCALES)
     at_scale = dict(scales.get(scale, {}))
     for layer in (content.pop("panels", {}).get(panel, {}), at_scale, at_scale.pop("panels", {}).get(panel, {})):
         content = _merge(content, layer)
@@ -170,11 +175,11 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
     if isinstance(content.get("log_every"), int):
         content["log_every"] = {"iterations": content["log_every"]}
     _choose(path, "problem", content.get("problem"), PROBLEMS)
-    _check_options(path, PROBLEMS[content["problem"]], content.get("options", {}))
+    _check(path, "options", PROBLEMS[content["problem"]].Options, content.get("options", {}))
     entries = [_entry(path, name, dict(table)) for name, table in content.pop("methods", {}).items()]
     _check_follows(path, entries)
     if not entries:
-        raise ExperimentError(f"{path}: methods: there are none; give at least one of {_list(METHODS)}")
+        raise ExperimentError(f"{path}: methods: there are none; give at least one of {listed(METHODS)}")
     try:
         return Experiment(
             **{"name": path.stem + panel, "scale": scale, "options": {}, "first_seed": 1, **content, "entries": entries}
@@ -183,7 +188,7 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         valid = (
-            f"; valid: {_list(Experiment.model_fields.keys() - {'entries', 'name', 'scale', 'ranks'})}"
+            f"; valid: {listed(Experiment.model_fields.keys() - {'entries', 'name', 'scale', 'ranks'})}"
             if "extra" in first["type"]
             else ""
         )
@@ -199,68 +204,54 @@ def _read(path: Path) -> dict[str, Any]:
         raise ExperimentError(f"{path}: is not TOML: {error}") from None
 
 
-def _check_options(path: Path, problem: type[Problem], options: dict[str, Any]) -> None:
-    for key, value in options.items():
-        _choose(path, f"options.{key}", key, problem.defaults)
-        if key in problem.choices:
-            _choose(path, f"options.{key}", value, problem.choices[key])
-        else:
-            _check_kind(path, f"options.{key}", value, problem.defaults[key])
-    if wrong := problem.conflict({**problem.defaults, **options}):
-        key, why = wrong
-        raise ExperimentError(f"{path}: options.{key} = {options[key]!r}: {why}")
-
-
-def _check_kind(path: Path, key: str, value: Any, like: Any) -> None:
-    wanted = (int, float) if isinstance(like, float) else type(like)
-    if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(like, bool):
-        raise ExperimentError(f"{path}: {key} = {value!r}: not of the kind of {like!r}")
-    least = 1 if key.rsplit(".", 1)[-1] in COUNTS else 0
-    if isinstance(like, int) and not isinstance(like, bool) and value < least:
-        raise ExperimentError(f"{path}: {key} = {value!r}: must be at least {least}")
+def _check(path: Path, table: str, options: type[Options], values: dict[str, Any]) -> None:
+    """Refuse values that are not valid as these options."""
+    try:
+        options(**values)
+    except OptionError as error:
+        raise ExperimentError(f"{path}: {table}.{error}") from None
 
 
 def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
+    where = f"methods.{name}"
     method = table.pop("method", name)
-    _choose(path, f"methods.{name}.method" if method != name else f"methods.{name}", method, METHODS)
-    label = table.pop("label", METHODS[method].label)
+    _choose(path, f"{where}.method" if method != name else where, method, METHODS)
+    options = METHODS[method]
+    label = table.pop("label", options.label)
     follows = table.pop("follows", None)
     if follows is not None and "lr" in table:
-        raise ExperimentError(f"{path}: methods.{name}.lr = {table['lr']!r}: its lr follows {follows}, so give none")
-    defaults = METHODS[method].defaults
-    for key in table:
-        _choose(path, f"methods.{name}.{key}", key, defaults)
-    axes = {}
-    for key, default in defaults.items():
-        value = table.get(key, default)
-        is_axis = isinstance(value, list) and (not isinstance(default, list) or (bool(value) and isinstance(value[0], list)))
-        axes[key] = value if is_axis else [value]
-        for item in axes[key]:
-            _check_kind(path, f"methods.{name}.{key}", item, default)
-        if follows is not None and len(axes[key]) > 1:
-            raise ExperimentError(f"{path}: methods.{name}.{key} = {value!r}: an entry that follows another has no grid")
-    return Entry(name=name, method=method, label=label, axes=axes, follows=follows)
+        raise ExperimentError(f"{path}: {where}.lr = {table['lr']!r}: its lr follows {follows}, so give none")
+    defaults = options.defaults
+    unknown = {key: value for key, value in table.items() if key not in defaults}
+    _check(path, where, options, unknown)
+    axes = {key: _axis(table.get(key, default), default) for key, default in defaults.items()}
+    for key, values in axes.items():
+        if follows is not None and len(values) > 1:
+            raise ExperimentError(f"{path}: {where}.{key} = {table[key]!r}: an entry that follows another has no grid")
+    entry = Entry(name=name, method=method, label=label, axes=axes, follows=follows)
+    for point in entry.grid():
+        _check(path, where, options, point)
+    return entry
+
+
+def _axis(value: Any, default: Any) -> list[Any]:
+    """The values of an axis of the grid: a list is an axis, unless the option is a list itself."""
+    if isinstance(default, list):
+        return value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    return value if isinstance(value, list) else [value]
 
 
 def _check_follows(path: Path, entries: list[Entry]) -> None:
-    tuned = [entry.name for entry in entries if entry.follows is None and entry.method in TUNED]
+    tuned = [entry.name for entry in entries if entry.follows is None and METHODS[entry.method].logs_gamma]
     for entry in entries:
         if entry.follows is not None and entry.follows not in tuned:
-            told = _list(tuned) if tuned else "an entry whose method tunes gamma, and there is none"
+            told = listed(tuned) if tuned else "an entry whose method tunes gamma, and there is none"
             raise ExperimentError(f"{path}: methods.{entry.name}.follows = {entry.follows!r} is not one of {told}")
 
 
-def _choose(path: Path, key: str, value: Any, choices: Any) -> None:
+def _choose(path: Path, key: str, value: Any, choices: Collection[str]) -> None:
     if value not in choices:
-        raise _mistake(path, key, value, choices)
-
-
-def _mistake(path: Path, key: str, value: Any, choices: Any) -> ExperimentError:
-    return ExperimentError(f"{path}: {key} = {value!r} is not one of {_list(choices)}")
-
-
-def _list(names: Any) -> str:
-    return ", ".join(sorted(map(str, names)))
+        raise ExperimentError(f"{path}: {key} = {value!r} is not one of {listed(choices)}")
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -271,6 +262,6 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def paper_experiments() -> dict[str, Path]:
-    """The experiments that come with the package: name and file."""
+    """The experiment files of the package by name."""
     folder = resources.files("steptuned.lab") / "experiments"
     return {path.stem: path for path in sorted(Path(str(folder)).glob("*.toml"))}

@@ -1,4 +1,4 @@
-"""Files of one's own, with problems, methods and figures that the package does not have: they add them to its tables."""
+"""Problems, methods and figures from files that are not part of the package."""
 
 import hashlib
 import importlib.util
@@ -6,13 +6,19 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from steptuned.lab.discovery import classes_in_module
+from steptuned.lab.methods import METHODS
+from steptuned.lab.methods.base import Method
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.problems.base import Problem
+
 
 class ExtensionError(Exception):
-    """A file that cannot be used, in one sentence."""
+    """An extension file that cannot be used, in one sentence."""
 
 
 def extend(files: Iterable[Path]) -> None:
-    """Execute these files, each once in a process."""
+    """Execute these files, each once per process, and add their problems and methods."""
     for path in files:
         name = f"steptuned_with_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         if name in sys.modules:
@@ -26,3 +32,5 @@ def extend(files: Iterable[Path]) -> None:
         except Exception as error:
             del sys.modules[name]
             raise ExtensionError(f"--with {path}: {type(error).__name__}: {error}") from error
+        PROBLEMS.update(classes_in_module(module, Problem))  # type: ignore[type-abstract]
+        METHODS.update(classes_in_module(module, Method))  # type: ignore[type-abstract]

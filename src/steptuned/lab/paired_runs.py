@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from steptuned.lab.curves import Curve, Records, curve_of
 from steptuned.lab.experiment import Experiment, ExperimentError, load, load_all, panels_of, paper_experiments
-from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.results import TolerantResults, outcome_of, stored
 from steptuned.lab.search import Group, Outcome
 from steptuned.lab.spec import RunSpec
@@ -157,9 +156,7 @@ class PairedRuns:
 
     def per_epoch(self, name: str) -> int:
         """Back-propagations in an epoch."""
-        experiment = self.outcome(name).experiment
-        options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
-        return -(-PROBLEMS[experiment.problem].rows_of(options) // options["batch"])
+        return self.outcome(name).experiment.problem_options.per_epoch
 
     # ------------------------------------------------------------------ what is complete
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from steptuned.lab.driver import Driver
 from steptuned.lab.experiment import Budget, Experiment
-from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Problem
 from steptuned.lab.run import execute, folder_of, synchronise
@@ -39,8 +39,8 @@ class Plan:
 
 def estimate(experiment: Experiment, device: str) -> Plan:
     """Measure a few steps and an evaluation of each method, and count."""
-    options = {**PROBLEMS[experiment.problem].defaults, **experiment.options}
-    problem = PROBLEMS[experiment.problem](options, 0, torch.device(device))
+    options = experiment.problem_options.as_dict()
+    problem = PROBLEMS[experiment.problem].from_dict(options, 0, torch.device(device))
     plan = Plan()
     cost: dict[str, float] = {}
     flop: dict[str, float] = {}
@@ -52,7 +52,7 @@ def estimate(experiment: Experiment, device: str) -> Plan:
             flop[entry.method] = _flop(driver.advance)
         if record is None or overhead is None:
             part = _part(experiment.problem, options, problem)
-            few = problem if part is options else PROBLEMS[experiment.problem](part, 0, torch.device(device))
+            few = problem if part is options else PROBLEMS[experiment.problem].from_dict(part, 0, torch.device(device))
             seconds = _record_seconds(few, driver, device)
             overhead = _overhead(experiment, part, seconds, device)
             record = seconds * problem.evaluated / few.evaluated
@@ -89,7 +89,7 @@ def _part(name: str, options: dict[str, Any], problem: Problem) -> dict[str, Any
     batch, evaluated = problem.stream.batch, problem.evaluated
     if evaluated <= 16 * batch or "test_rows" not in options:
         return options
-    rows = options.get("eval_rows") or PROBLEMS[name].rows_of(options)
+    rows = options.get("eval_rows") or PROBLEMS[name].Options(**options).training_rows
     rows = min(rows, evaluated - 1)
 
     def shrunk(there: int) -> int:

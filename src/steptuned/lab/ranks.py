@@ -1,6 +1,6 @@
-"""Processes that make one run together: each takes its rows of every mini-batch, and DDP averages the gradients.
+"""Processes that share a run: each takes its shard of every mini-batch, DDP averages the gradients.
 
-The first of them, the lead, has the store, the log and the terminal; the others follow it.
+Rank 0, the lead, has the store, the log and the terminal. The other ranks follow it.
 """
 
 import gc
@@ -23,93 +23,98 @@ CLOSE_SECONDS = 5.0
 
 
 class Ranks:
-    """This process alone."""
+    """A single process."""
 
-    number = 1
+    world_size = 1
     index = 0
 
-    def part(self, rows: Tensor) -> tuple[Tensor, float]:
-        """This rank's rows, and the weight of their mean loss that makes DDP's average that over all rows."""
+    def shard(self, rows: Tensor) -> tuple[Tensor, float]:
+        """This rank's rows, and the weight of their mean loss.
+
+        With these weights, DDP's average over the ranks is the mean over all rows.
+        """
         return rows, 1.0
 
     def replica(self, model: nn.Module) -> nn.Module:
-        """The network, with gradients that are averaged over the ranks."""
+        """The network, wrapped so that its gradients are averaged over the ranks."""
         return model
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over the ranks."""
+        """The sum over the ranks."""
         return values
 
-    def same(self, tensors: Iterable[Tensor]) -> None:
-        """Give all ranks the lead's values."""
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the lead's values to all ranks."""
 
-    def agree(self, answer: bool) -> bool:
+    def broadcast_bool(self, answer: bool) -> bool:
         """The lead's answer."""
         return answer
 
-    def hear(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """The lead's value."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, for the lead."""
+        """The values of all ranks; only the lead gets them."""
         return [value]
 
     def close(self) -> None:
-        """Leave the other ranks. Does not wait for them."""
+        """Leave the process group. Does not wait for the other ranks."""
 
 
 class Torchrun(Ranks):
-    """The processes that torchrun has started."""
+    """The processes started by torchrun."""
 
     def __init__(self, device: str) -> None:
-        self.number, self.index = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+        self.world_size, self.index = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
         self.device = device
         if device.startswith("cuda"):
             self.device = f"cuda:{os.environ['LOCAL_RANK']}"
             torch.cuda.set_device(self.device)
-        # The defaults of its functions are what the world is when it is imported, which
-        # DistributedDataParallel does: imported now, they do not keep the process group alive.
+        # DistributedDataParallel imports this module, whose default arguments hold the process
+        # group of that moment. Imported before there is one, it does not keep the group alive.
         importlib.import_module("torch.distributed.nn.functional")
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
-        self._talk = dist.new_group(backend="gloo", timeout=FOR_EVER)  # the lead may wait for a lock, or draw
+        # The lead may wait for a lock or draw figures for a long time.
+        self._control = dist.new_group(backend="gloo", timeout=FOR_EVER)
 
-    def part(self, rows: Tensor) -> tuple[Tensor, float]:
-        mine = rows.tensor_split(self.number)[self.index]
-        if not len(mine):  # fewer rows than ranks: one that does not count, as every rank must take part
+    def shard(self, rows: Tensor) -> tuple[Tensor, float]:
+        mine = rows.tensor_split(self.world_size)[self.index]
+        if not len(mine):  # fewer rows than ranks: every rank must run, but this one has no weight
             return rows[:1], 0.0
-        return mine, len(mine) * self.number / len(rows)
+        return mine, len(mine) * self.world_size / len(rows)
 
     def replica(self, model: nn.Module) -> nn.Module:
-        # Told so, DDP does not change the order of its sums after its first backward, so that a resumed run has the same one.
+        # With this argument, DDP does not reorder its sums after the first backward pass, so a
+        # resumed run adds in the same order.
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 
     def sum(self, values: Tensor) -> Tensor:
         values = values.clone()
-        dist.all_reduce(values, group=self._talk)
+        dist.all_reduce(values, group=self._control)
         return values
 
-    def same(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             dist.broadcast(tensor, 0)
 
-    def agree(self, answer: bool) -> bool:
-        said = torch.tensor(answer)
-        dist.broadcast(said, 0, self._talk)
-        return bool(said)
+    def broadcast_bool(self, answer: bool) -> bool:
+        buffer = torch.tensor(answer)
+        dist.broadcast(buffer, 0, self._control)
+        return bool(buffer)
 
-    def hear(self, value: Any) -> Any:
-        said = [value]
-        dist.broadcast_object_list(said, 0, self._talk)
-        return said[0]
+    def broadcast_object(self, value: Any) -> Any:
+        values = [value]
+        dist.broadcast_object_list(values, 0, self._control)
+        return values[0]
 
     def gather(self, value: Any) -> list[Any]:
-        said = [None] * self.number if self.index == 0 else None
-        dist.gather_object(value, said, 0, self._talk)
-        return said or []
+        values = [None] * self.world_size if self.index == 0 else None
+        dist.gather_object(value, values, 0, self._control)
+        return values or []
 
     def close(self) -> None:
-        self._talk = None
+        self._control = None
         close_process_group()
 
 
@@ -120,7 +125,7 @@ def started_by_torchrun() -> bool:
 def close_process_group() -> bool:
     """Destroy the process group, if there is one. Returns whether its threads have ended.
 
-    While another rank is waited for in vain, they do not end; so the wait is bounded.
+    They do not end while they wait for a rank that is gone, so the wait is bounded.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return True
@@ -131,17 +136,17 @@ def close_process_group() -> bool:
 
 
 def _destroy_process_group() -> None:
-    gc.collect()  # a DistributedDataParallel, which is part of a cycle, would keep the group alive
+    gc.collect()  # DistributedDataParallel is part of a cycle and would keep the group alive
     dist.destroy_process_group()
 
 
 @contextmanager
 def closing_process_group() -> Iterator[None]:
-    """Leave no process group behind, whichever way the block is left.
+    """Leave no process group behind, however the block ends.
 
-    Threads of gloo that outlive the interpreter abort the process. After an error, frames of the
-    traceback or pending collectives may keep the threads alive: then the process exits at once,
-    without the clean-up of the interpreter.
+    Gloo threads that outlive the interpreter abort the process. After an error, frames of the
+    traceback or pending collectives may keep these threads alive. In that case the process exits
+    at once, without the interpreter's clean-up.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reading a store: what was run in it, records, final values and outcomes. Nothing here runs anything."""
+"""Reading a store: experiments, records, final values and outcomes. Nothing here executes runs."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ def name_of(spec: RunSpec) -> str:
 
 
 class Results:
-    """The complete runs of a store, as far as they were asked for."""
+    """Reads the complete runs of a store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -36,7 +36,7 @@ class Results:
             if result is None:
                 return None
             finished = result["status"] == "finished"
-            # Older results have no final values.
+            # Results of older versions have no final values.
             self._final[spec.identity] = (result.get("final") or final_of(self.records(spec))) if finished else None
         return self._final[spec.identity]
 
@@ -46,7 +46,7 @@ class Results:
 
 
 class TolerantResults(Results):
-    """Reads what can be read, and remembers what cannot."""
+    """Skips runs that cannot be read, and lists them in ``damaged``."""
 
     def __init__(self, store: Store, damaged: list[str]) -> None:
         super().__init__(store)
@@ -57,7 +57,7 @@ class TolerantResults(Results):
         return self.begun(spec) if self.run(spec).result() is not None else []
 
     def begun(self, spec: RunSpec) -> list[dict[str, Any]]:
-        """The records so far, of unfinished runs too."""
+        """The records of a run, which may be unfinished."""
         if spec.identity not in self._begun:
             try:
                 records = self.run(spec).records()
@@ -71,7 +71,7 @@ class TolerantResults(Results):
 
 
 def outcome_of(experiment: Experiment, results: Results) -> Outcome:
-    """What an experiment came to, from a store, running nothing: what is not there is missing."""
+    """The outcome of an experiment from the runs of a store. Missing runs are left out."""
     plan = stages(experiment, results)
     try:
         while True:
@@ -83,7 +83,7 @@ def outcome_of(experiment: Experiment, results: Results) -> Outcome:
 
 @dataclass
 class Source:
-    """A figure that was asked for: its panels, at one scale."""
+    """The experiments of a figure at one scale, as they were run."""
 
     name: str
     scale: str
@@ -92,7 +92,10 @@ class Source:
 
 
 def sources(folder: Path) -> tuple[list[Source], list[str]]:
-    """What was asked for in this folder, as it was remembered. Where nothing was: the paper's experiments that have runs."""
+    """The figures that were run in this folder, and what could not be read.
+
+    If none are stored: the experiments of the package that have runs there.
+    """
     found: list[Source] = []
     damaged: list[str] = []
     for path in sorted(Store(folder).asked()):
@@ -115,7 +118,7 @@ def sources(folder: Path) -> tuple[list[Source], list[str]]:
 
 
 def stored(folder: Path, name: str, scale: str) -> Experiment | None:
-    """The experiment of this name as it was run in this folder, the newest if there are several; None if there is none."""
+    """The newest experiment of this name that was run in this folder; None if there is none."""
     found = [source for source in map(_source, Store(folder).asked()) if isinstance(source, Source)]
     named = [e for source in found for e in source.experiments if (e.name, e.scale) == (name, scale)]
     return named[-1] if named else None
@@ -131,6 +134,6 @@ def _source(path: Path) -> Source | str:
 
 
 def _specs(experiment: Experiment, results: TolerantResults) -> list[RunSpec]:
-    """The runs of the grid, and those of the winners as far as they are known."""
+    """The runs of the grid and of the winners that are known."""
     groups = outcome_of(experiment, results).groups
     return [*(trial.spec for group in groups for trial in group.trials), *(s for group in groups for s in group.specs.values())]

@@ -1,4 +1,7 @@
-"""One run, from its spec to its log. Killed at any moment and started again, it ends with the very same numbers."""
+"""One run, from its spec to its log.
+
+A run that is killed at any moment and started again ends with the same numbers.
+"""
 
 import contextlib
 import functools
@@ -15,7 +18,8 @@ from typing import Any
 import torch
 
 import steptuned
-from steptuned.lab.methods import Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import NetworkProblem
 from steptuned.lab.ranks import Ranks
@@ -28,6 +32,7 @@ CHECKPOINT_SECONDS = 60.0
 
 
 def folder_of(store: Store, spec: RunSpec) -> Run:
+    """The folder of a run, created if it does not exist."""
     return store.run(spec, name_of(spec))
 
 
@@ -40,9 +45,11 @@ def execute(
     ranks: Ranks = Ranks(),  # noqa: B008 - it has no state
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Status:
-    """Run it to its end, from its checkpoint if there is one; with several ranks this is the lead. Returns how it ended.
+    """Execute a run to its end, from its checkpoint if there is one. Returns how it ended.
 
-    ``is_abandoned`` is asked before every back-propagation. Once it returns True, a checkpoint is
+    With several ranks, only the lead calls this; the others call :func:`follow`.
+
+    ``is_abandoned`` is called before every back-propagation. Once it returns True, a checkpoint is
     saved and :class:`Abandoned` is raised.
     """
     with run.claim(environment | PROBLEMS[run.spec.problem].environment()):
@@ -50,11 +57,11 @@ def execute(
         if status in COMPLETE:
             return status
         spec = run.spec
-        if ranks.number > 1:
+        if ranks.world_size > 1:
             _refuse_division(spec)
-        ranks.hear(spec)
-        book = _Book(run, checkpoint_seconds, tensorboard, is_abandoned)
-        return _train(spec, torch.device(device), ranks, book)
+        ranks.broadcast_object(spec)
+        recorder = _Recorder(run, checkpoint_seconds, tensorboard, is_abandoned)
+        return _train(spec, torch.device(device), ranks, recorder)
 
 
 class Abandoned(BaseException):
@@ -62,81 +69,130 @@ class Abandoned(BaseException):
 
 
 class IndivisibleError(ValueError):
-    """A run that one process has to make alone, in one sentence."""
+    """A run that ranks cannot share."""
 
 
 def _refuse_division(spec: RunSpec) -> None:
     if not issubclass(PROBLEMS[spec.problem], NetworkProblem):
         raise IndivisibleError(f"{spec.problem} has no network, so it cannot be divided among ranks: run it without torchrun")
-    if spec.method == "armijo":
-        raise IndivisibleError("armijo compares losses, of which every rank has its own: run it without torchrun")
+    if not METHODS[spec.method].stepping.works_on_ranks:
+        raise IndivisibleError(f"{spec.method} compares losses, of which every rank has its own: run it without torchrun")
 
 
 def follow(ranks: Ranks, device: str) -> None:
-    """Make with the lead every run that it executes, until it has none any more."""
-    while (spec := ranks.hear(None)) is not None:
+    """Take part in every run that the lead executes, until there are no more."""
+    while (spec := ranks.broadcast_object(None)) is not None:
         _train(spec, torch.device(device), ranks, None)
 
 
-def _train(spec: RunSpec, device: torch.device, ranks: Ranks, book: "_Book | None") -> Status:
-    torch.manual_seed(derive_seed("noise", spec.problem, spec.seed, *([ranks.index] if ranks.index else [])))
-    problem = PROBLEMS[spec.problem](spec.options, spec.seed, device)
-    if ranks.number > 1 and isinstance(problem, NetworkProblem):
+def _train(
+    spec: RunSpec,
+    device: torch.device,
+    ranks: Ranks,
+    recorder: "_Recorder | None",
+) -> Status:
+    index = [ranks.index] if ranks.index else []
+    torch.manual_seed(derive_seed("noise", spec.problem, spec.seed, *index))
+    problem = PROBLEMS[spec.problem].from_dict(spec.options, spec.seed, device)
+    if ranks.world_size > 1 and isinstance(problem, NetworkProblem):
         problem.divide(ranks)
-    driver = Driver(spec.method, problem, spec.hyper)
-    done, seconds, next_record = 0, 0.0, 0
-    checkpoint = ranks.hear(book.begin() if book else None)
+    training = _Training(spec, Driver(spec.method, problem, spec.hyper), device, ranks, recorder)
+    checkpoint = ranks.broadcast_object(recorder.begin() if recorder else None)
     if checkpoint is not None:
-        mine = checkpoint["ranks"][ranks.index]
-        problem.load_state_dict(checkpoint["problem"])
-        driver.load_state_dict({**checkpoint["driver"], "noise": mine["noise"]})
-        noise = Replay([device])
+        training.load_state_dict(checkpoint)
+    closing = contextlib.closing(recorder) if recorder else contextlib.nullcontext()
+    with closing, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="gamma has been at")  # the log has every gamma
+        return training.run()
+
+
+class _Training:
+    """The training loop of a run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        driver: Driver,
+        device: torch.device,
+        ranks: Ranks,
+        recorder: "_Recorder | None",
+    ) -> None:
+        self._spec, self._driver, self._problem = spec, driver, driver.problem
+        self._device, self._ranks, self._recorder = device, ranks, recorder
+        self._done, self._seconds, self._next_record = 0, 0.0, 0
+
+    def run(self) -> Status:
+        """Train until the budget is used up or the loss is not finite."""
+        ranks, recorder = self._ranks, self._recorder
+        self._start_clock()
+        while True:
+            if self._done >= self._next_record or self._done == self._spec.budget:
+                record = self._record()
+                finite = math.isfinite(record["loss"])
+                if ranks.broadcast_bool(self._done == self._spec.budget or not finite):
+                    break
+                self._start_clock()
+            if ranks.broadcast_bool(recorder is not None and recorder.is_due()):
+                self._stop_clock()
+                state = self.state_dict()
+                if recorder:
+                    recorder.save(state)
+                self._start_clock()
+            self._driver.advance()
+            self._done += 1
+        status: Status = "finished" if finite else "diverged"
+        if recorder:
+            recorder.finish(status, record)
+        return status
+
+    def _record(self) -> dict[str, Any]:
+        self._stop_clock()
+        record = {
+            "bp": self._done,
+            "batches": self._driver.batches,
+            "samples": self._driver.samples,
+            "seconds": round(self._seconds, 6),
+            **self._problem.evaluate(),
+            **self._driver.diagnostics(),
+        }
+        if self._recorder:
+            self._recorder.record(record)
+        self._next_record = self._spec.next_record(self._done)
+        return record
+
+    def _start_clock(self) -> None:
+        self._started = time.monotonic()
+
+    def _stop_clock(self) -> None:
+        synchronise(self._device)
+        self._seconds += time.monotonic() - self._started
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that resuming needs, with the random states of all ranks. Called by every rank."""
+        driver = self._driver.state_dict()
+        mine = {"rng": Replay([self._device]).state_dict(), "noise": driver["noise"]}
+        return {
+            "problem": self._problem.state_dict(),
+            "driver": driver,
+            "ranks": self._ranks.gather(mine),
+            "done": self._done,
+            "seconds": self._seconds,
+            "next record": self._next_record,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        mine = state["ranks"][self._ranks.index]
+        self._problem.load_state_dict(state["problem"])
+        self._driver.load_state_dict({**state["driver"], "noise": mine["noise"]})
+        noise = Replay([self._device])
         noise.load_state_dict(mine["rng"])
         noise.rewind()
-        done, seconds, next_record = checkpoint["done"], checkpoint["seconds"], checkpoint["next record"]
-
-    started = time.monotonic()
-    record: dict[str, Any] = {}
-    with contextlib.closing(book) if book else contextlib.nullcontext(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="gamma has been at")  # the log has every gamma
-        while True:
-            if done >= next_record or done == spec.budget:
-                synchronise(device)
-                seconds += time.monotonic() - started
-                counts = {"bp": done, "batches": driver.batches, "samples": driver.samples, "seconds": round(seconds, 6)}
-                record = {**counts, **problem.evaluate(), **driver.diagnostics()}
-                if book:
-                    book.record(record)
-                next_record = spec.next_record(done)
-                if ranks.agree(done == spec.budget or not math.isfinite(record["loss"])):
-                    break
-                started = time.monotonic()
-            if ranks.agree(book is not None and book.is_due()):
-                synchronise(device)
-                now = time.monotonic()
-                seconds += now - started
-                driver_state = driver.state_dict()
-                state = {
-                    "problem": problem.state_dict(),
-                    "driver": driver_state,
-                    "ranks": ranks.gather({"rng": Replay([device]).state_dict(), "noise": driver_state["noise"]}),
-                    "done": done,
-                    "seconds": seconds,
-                    "next record": next_record,
-                }
-                if book:
-                    book.save(state)
-                started = time.monotonic()
-            driver.advance()
-            done += 1
-        status: Status = "finished" if math.isfinite(record["loss"]) else "diverged"
-        if book:
-            book.finish(status, record)
-    return status
+        self._done, self._seconds = state["done"], state["seconds"]
+        self._next_record = state["next record"]
 
 
-class _Book:
-    """What is kept of a run while it goes on: its log, its checkpoint, and scalars for those who watch."""
+class _Recorder:
+    """Writes the log and the checkpoints of a run, and scalars for TensorBoard."""
 
     def __init__(
         self,
@@ -147,22 +203,23 @@ class _Book:
     ) -> None:
         self._run, self._seconds, self._tensorboard = run, checkpoint_seconds, tensorboard
         self._is_abandoned = is_abandoned
-        self._live: _Live | None = None
+        self._scalars: _Scalars | None = None
 
     def begin(self) -> dict[str, Any] | None:
-        """Open the book. Returns where to go on."""
+        """Open the log. Returns the checkpoint to resume from."""
         checkpoint = self._run.load_checkpoint()
-        begins_at, self._begun = (checkpoint["next record"], int(checkpoint["done"])) if checkpoint else (0, 0)
+        self._begun = int(checkpoint["done"]) if checkpoint else 0
         self._log = Log(self._run.log_path)
         if self._tensorboard is not None:
-            self._live = _Live(self._tensorboard / self._run.folder.name, begins_at)
+            begins_at = checkpoint["next record"] if checkpoint else 0
+            self._scalars = _Scalars(self._tensorboard / self._run.folder.name, begins_at)
         self._saved = time.monotonic()
         return checkpoint
 
     def record(self, record: dict[str, Any]) -> None:
         self._log.append(record)
-        if self._live is not None:
-            self._live.show(record)
+        if self._scalars is not None:
+            self._scalars.add(record)
 
     def is_due(self) -> bool:
         """Whether it is time for a checkpoint."""
@@ -181,19 +238,19 @@ class _Book:
 
     def close(self) -> None:
         self._log.close()
-        if self._live is not None:
-            self._live.writer.close()
+        if self._scalars is not None:
+            self._scalars.writer.close()
 
 
-class _Live:
-    """The records as TensorBoard's scalars, for people who watch. What was written beyond a checkpoint is taken back."""
+class _Scalars:
+    """The records as scalars for TensorBoard. Those after the checkpoint are written again."""
 
     def __init__(self, folder: Path, begins_at: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder), purge_step=begins_at)
 
-    def show(self, record: dict[str, Any]) -> None:
+    def add(self, record: dict[str, Any]) -> None:
         for name, value in record.items():
             if name != "bp":
                 self.writer.add_scalar(name.replace(" ", "_"), value, record["bp"])
@@ -201,14 +258,14 @@ class _Live:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until an accelerator has done what it was asked, so that a clock can be read."""
+    """Wait for an accelerator to finish its work, so that a clock can be read."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def environment_now(device: str, threads: int) -> dict[str, Any]:
-    """With what, and on what, a run is made; and the criteria of the claims that were fixed by then."""
-    from steptuned.lab.claims import criteria_hash  # which reads what is made here
+    """The versions, the machine and the criteria of the claims, stored with every run."""
+    from steptuned.lab.claims import criteria_hash  # claims read what is written here
 
     return {
         "steptuned": steptuned.__version__,
@@ -226,7 +283,7 @@ def environment_now(device: str, threads: int) -> dict[str, Any]:
 
 @functools.cache
 def _commit() -> str | None:
-    """The commit of the checkout that the package lies in, if it lies in one."""
+    """The commit of the checkout that contains the package, if there is one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10)

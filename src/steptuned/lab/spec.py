@@ -1,4 +1,4 @@
-"""What a run is: a small frozen value, whose hash is its identity."""
+"""A run as a small frozen value. Its hash is its identity."""
 
 import hashlib
 import json
@@ -10,25 +10,25 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 ADDED_FIELDS = {"ranks": 1, "log_early": 0}
-"""Fields that a spec got after runs had been made, with their defaults: see :data:`ADDED_OPTIONS`."""
+"""Fields added to a spec after runs had been made, with defaults; see :data:`ADDED_OPTIONS`."""
 ADDED_OPTIONS: dict[str, dict[str, Any]] = {
     "images": {"size": 32, "eval_rows": 0},
     "autoencoder": {"eval_rows": 0},
 }
-"""Options that a problem got after runs of it had been made, with their defaults.
+"""Options added to a problem after runs of it had been made, with their defaults.
 
-At its default such an option is not part of a run's identity, so older runs keep theirs.
+An option with its default value is left out of the identity, so older runs keep theirs.
 """
 
 
 class RunSpec(BaseModel):
-    """All that determines the numbers of a run, but for the machine and the versions."""
+    """Everything that determines the numbers of a run, except for the machine and the versions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     problem: str
     options: dict[str, Any]
-    """Of the problem: its size, the instance, ..."""
+    """The options of the problem, all of them."""
     method: str
     hyper: dict[str, Any]
     """The method's hyper-parameters, all of them."""
@@ -37,16 +37,21 @@ class RunSpec(BaseModel):
     budget: int
     """Back-propagations."""
     log_every: int
-    """Back-propagations from one record of the log to the next, at least."""
+    """The smallest number of back-propagations between two log records."""
     log_growth: float = 1.0
-    """The factor from one record to the next, at least: above 1 the log is even on a logarithmic axis."""
-    ranks: int = 1
-    """Processes that make the run together. With several, sums are rounded otherwise and each has its BatchNorm statistics."""
+    """The smallest ratio of the steps of two log records.
 
+    Above 1, the records are evenly spaced on a logarithmic axis.
+    """
+    ranks: int = 1
+    """Processes that share the run.
+
+    With several, sums are rounded differently and each rank has its own BatchNorm statistics.
+    """
     log_early: int = 0
     """About how many log-spaced records there are in the first tenth of the budget.
 
-    0: that tenth is logged like the rest of the run.
+    0: the first tenth is logged like the rest of the run.
     """
 
     def next_record(self, done: int) -> int:
@@ -68,7 +73,7 @@ class RunSpec(BaseModel):
         return canonical(fields)
 
     def name(self, default_options: dict[str, Any], default_hyper: dict[str, Any]) -> str:
-        """A readable folder name: what differs from the defaults, and enough of the identity to be unique."""
+        """A readable folder name: what differs from the defaults, and the identity."""
         differs = [
             f"{key}={_short(value)}"
             for values, defaults in ((self.options, default_options), (self.hyper, default_hyper))
@@ -87,12 +92,15 @@ class RunSpec(BaseModel):
 
 
 def canonical(value: Any) -> str:
-    """One string for one value: JSON with sorted keys, in which 1 and 1.0 are the same."""
+    """The value as JSON with sorted keys, in which 1 and 1.0 are the same."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def derive_seed(purpose: str, *parts: Any) -> int:
-    """A seed for one purpose of a run (its data, its initial point, its mini-batches), by hashing: seeds are never added up."""
+    """A seed for one purpose of a run: its data, its initial point, its mini-batches.
+
+    It is a hash, so that seeds of different purposes are never related.
+    """
     digest = hashlib.sha256(canonical([purpose, *parts]).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

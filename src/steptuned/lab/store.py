@@ -1,18 +1,18 @@
-"""Runs on disk. One folder a run; whatever moment the writer is killed at, the folder can be trusted or repaired.
+"""Runs on disk, one folder per run. A folder is usable at whatever moment its writer is killed.
 
     spec.json          what the run is
-    environment.json   with which versions, on which machine, it was begun
-    log.jsonl          one line a record, only ever appended to
-    checkpoint.pt      where to go on, with the log's length at that moment
+    environment.json   the versions and the machine with which it was started
+    log.jsonl          one line per record, only ever appended to
+    checkpoint.pt      where to resume, with the length of the log at that moment
     result.json        written last: how the run ended, with length and checksum of the log
-    failed.json        why it was given up
-    running.json       by which process it is being run, and how many processes died at it before
+    failed.json        why the run failed
+    running.json       the process that executes it, and how many processes died during it before
     lock               held by that process
 
-Beside the runs, `experiments` keeps what was asked for: one file a figure and scale.
+Next to the runs, `experiments` keeps the experiments as they were run.
 
-Files are replaced, never changed. The log is cut back to the checkpoint's length before a run goes on, so what a killed process
-had written beyond it, half a line included, is not seen again.
+Files are replaced, never changed. Before a run resumes, its log is cut to the length that the
+checkpoint has stored, so anything that a killed process wrote after it is dropped.
 """
 
 import hashlib
@@ -36,20 +36,20 @@ COMPLETE: tuple[Status, ...] = ("finished", "diverged")
 ENDED: tuple[Status, ...] = (*COMPLETE, "failed")
 TRIES = 3
 COUNTS = ("bp", "batches", "samples", "seconds", "evaluations")
-"""What of a record is counted since the run began, and not measured at its moment."""
+"""Keys of a record that count from the start of the run. The others are measured at the record."""
 RELEVANT = ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")
-"""What of its environment may change the numbers of a run."""
+"""Keys of the environment that may change the numbers of a run."""
 
 
-class Died(Exception):  # noqa: N818 - a word for what happened
-    """So many processes died at a run, without bringing it any further, that it is not begun again."""
+class Died(Exception):  # noqa: N818 - says what happened
+    """Too many processes died during a run without any progress, so it is not started again."""
 
     def __init__(self) -> None:
         super().__init__(f"its process died {TRIES} times")
 
 
 def why(error: Exception) -> str:
-    """In a sentence."""
+    """The reason of a failure, in one sentence."""
     return str(error) if isinstance(error, Died) else f"{type(error).__name__}: {error}"
 
 
@@ -68,7 +68,7 @@ class Run:
         return RunSpec.model_validate_json((self.folder / "spec.json").read_text())
 
     def result(self) -> dict[str, Any] | None:
-        """How the run ended, if it did and its log is still the one it ended with."""
+        """How the run ended; None if it did not, or if its log has changed since."""
         result = self.read("result.json")
         if not isinstance(result, dict) or not {"status", "bytes", "sha256", "last"} <= result.keys():
             return None
@@ -96,7 +96,10 @@ class Run:
         return self.read("environment.json")
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of the log. A last line that is only half there is left out; a line that cannot be read is an error."""
+        """The records of the log.
+
+        An incomplete last line is left out. A line that cannot be read is an error.
+        """
         if not self.log_path.exists():
             return []
         lines = self.log_path.read_bytes().split(b"\n")[:-1]
@@ -106,7 +109,7 @@ class Run:
             raise ValueError(f"{self.log_path} cannot be read ({error}): delete {self.folder} and run it again") from None
 
     def last_record(self) -> dict[str, Any] | None:
-        """The newest whole record, without reading the whole log."""
+        """The last complete record. Reads only the end of the log."""
         try:
             with open(self.log_path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -117,7 +120,7 @@ class Run:
             return None
 
     def is_sound(self) -> bool:
-        """Whether the log of a complete run is, byte for byte, the one it ended with."""
+        """Whether the log of a complete run has its checksum."""
         result = self.result()
         return result is not None and hashlib.sha256(self.log_path.read_bytes()).hexdigest() == result["sha256"]
 
@@ -129,19 +132,22 @@ class Run:
             return True
 
     def read(self, name: str) -> Any:
-        """One of its JSON files; None where that is not there or cannot be read."""
+        """One of its JSON files; None if it does not exist or cannot be read."""
         try:
             return json.loads((self.folder / name).read_text())
         except FileNotFoundError:
             return None
-        except ValueError:  # a file of another origin, or cut off with the machine's power: as if it were not there
+        except ValueError:  # damaged, for instance by a power failure
             return None
 
     # ------------------------------------------------------------------------------------------ writing
 
     @contextmanager
     def claim(self, environment: dict[str, Any]) -> Iterator[None]:
-        """Be the one process that writes this run; another one that wants to waits. Raises :class:`Died` after too many deaths."""
+        """Be the only process that writes this run; others wait.
+
+        Raises :class:`Died` if too many processes died during this run.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(self.folder / "lock"):
             before = self.claimant()
@@ -162,24 +168,24 @@ class Run:
         write_json(self.folder / "running.json", {"host": socket.gethostname(), "pid": os.getpid(), "deaths": self._deaths})
 
     def claimant(self) -> dict[str, Any] | None:
-        """The process that is at it, or that died at it."""
+        """The process that executes this run, or that died during it."""
         claimant = self.read("running.json")
         return claimant if isinstance(claimant, dict) else None
 
     def forget_deaths(self) -> None:
-        """For the process that is at it, when it has come further than those before it."""
+        """Called by the process that executes the run once it has made progress."""
         if self._deaths:
             self._deaths = 0
             self._say_running()
 
     def forgive(self) -> None:
-        """Forget deaths and failures of the past, unless some process is at it just now."""
+        """Forget past deaths and failures, unless a process is executing the run."""
         with suppress(filelock.Timeout), filelock.FileLock(self.folder / "lock", blocking=False):
             for name in ("running.json", "failed.json"):
                 (self.folder / name).unlink(missing_ok=True)
 
     def _keep_environment(self, environment: dict[str, Any]) -> None:
-        """The first one; where a run goes on in another, in which its numbers may differ, that one too."""
+        """Store the first environment, and later ones in which the numbers may differ."""
         kept = self.environment()
         if not isinstance(kept, dict):
             write_json(self.folder / "environment.json", environment)
@@ -190,11 +196,14 @@ class Run:
             write_json(self.folder / "environment.json", {**kept, "resumed in": [*later, environment]})
 
     def was_interrupted(self) -> bool:
-        """Whether a process began this run and neither ended it nor is still at it."""
+        """Whether the process that executed this run is gone without having ended it."""
         return (self.folder / "running.json").exists() and not self.is_locked()
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The checkpoint, if there is one that fits the log; the log is cut back to it. Without one the log begins anew."""
+        """The checkpoint, if there is one that fits the log, which is cut to its length.
+
+        Without a checkpoint the log is emptied.
+        """
         (self.folder / "failed.json").unlink(missing_ok=True)
         (self.folder / "result.json").unlink(missing_ok=True)
         checkpoint: dict[str, Any] | None = None
@@ -204,7 +213,7 @@ class Run:
                 begun = file.read(checkpoint["log bytes"])
             if hashlib.sha256(begun).hexdigest() != checkpoint["log sha256"] or "ranks" not in checkpoint:
                 checkpoint = None
-        except Exception:  # not there, or not readable for whatever reason: the run begins anew
+        except Exception:  # missing or not readable: the run starts again
             checkpoint = None
         length = checkpoint["log bytes"] if checkpoint else 0
         with open(self.log_path, "ab") as file:
@@ -228,14 +237,14 @@ class Run:
 
 
 def final_of(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The final values of a run: means over the last 5 % of its records, and the counts of the last one."""
+    """Final values of a run: means over its last 5 % of records, and the counts of the last one."""
     tail = records[-max(1, round(0.05 * len(records))) :]
     means = {key: sum(record.get(key, math.nan) for record in tail) / len(tail) for key in tail[-1] if key not in COUNTS}
     return {key: means.get(key, value) for key, value in tail[-1].items()}
 
 
 class Log:
-    """The log of a run, open for appending. What is appended is in the file at once, for those who watch."""
+    """The log of a run, open for appending. Records are written without buffering."""
 
     def __init__(self, path: Path) -> None:
         begun = path.read_bytes() if path.exists() else b""
@@ -260,11 +269,11 @@ class Store:
         self.folder = folder / "runs"
 
     def find(self, spec: RunSpec, name: str) -> Run:
-        """The run of this spec, whether it has been begun or not."""
+        """The run of this spec, which may not exist yet."""
         return Run(self.folder / spec.problem / name)
 
     def run(self, spec: RunSpec, name: str) -> Run:
-        """The run of this spec, whose folder is made if need be."""
+        """The run of this spec. Its folder is created if it does not exist."""
         run = self.find(spec, name)
         if not (run.folder / "spec.json").exists():
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -272,23 +281,26 @@ class Store:
         return run
 
     def remember(self, figure: str, scale: str, experiments: list[dict[str, Any]], command: str) -> None:
-        """Keep what was asked for, for those who read the folder later. Asked for again, with more seeds, it is replaced."""
+        """Store the experiments of a figure, for the commands that read this folder.
+
+        The same experiments with another number of seeds replace them.
+        """
         content = {"figure": figure, "scale": scale, "experiments": experiments, "command": command}
         folder = self.folder.parent / "experiments"
         folder.mkdir(parents=True, exist_ok=True)
         mark = _mark(experiments)
         write_json(folder / f"{figure}-{scale}-{mark}.json", content)
-        older = folder / f"{figure}-{scale}.json"  # the name that it had before a mark was part of it
+        older = folder / f"{figure}-{scale}.json"  # the name used before the mark was part of it
         if older.exists() and _mark(json.loads(older.read_text())["experiments"]) == mark:
             older.unlink()
 
     def asked(self) -> list[Path]:
-        """What was asked for, the oldest first."""
+        """The files of the stored experiments, the oldest first."""
         found = (self.folder.parent / "experiments").glob("*.json")
         return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
     def present(self) -> set[tuple[str, str]]:
-        """Of which problems, at which scales, there are any runs."""
+        """The problems and scales that have runs."""
         found = set()
         for run in self.runs():
             content = run.read("spec.json")
@@ -301,13 +313,13 @@ class Store:
 
 
 def _mark(experiments: list[dict[str, Any]]) -> str:
-    """Tells experiments apart that differ in more than their words and their number of seeds."""
+    """A hash of the experiments without their texts and their number of seeds."""
     words = ("title", "note", "seeds", "figure")
     return hashlib.sha256(canonical([{k: v for k, v in e.items() if k not in words} for e in experiments]).encode()).hexdigest()[:8]
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file as a whole."""
+    """Replace a file atomically."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(value, indent=1) + "\n")
     os.replace(temporary, path)

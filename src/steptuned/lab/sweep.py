@@ -1,4 +1,4 @@
-"""Many runs: grid first, then the winners; skipping what is done, by an engine that survives workers that die."""
+"""Execute an experiment stage by stage with an engine, and show the progress."""
 
 from itertools import islice
 from pathlib import Path
@@ -28,15 +28,15 @@ from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import Run, Store
 
 
-class Interrupted(Exception):  # noqa: N818 - it is no error
-    """The sweep was stopped by the user; nothing that was computed is lost."""
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """The user stopped the sweep. Nothing that was computed is lost."""
 
     def __init__(self, done: int, total: int, remark: str) -> None:
         super().__init__(f"stopped with {done} of {total} runs of this stage done{remark}")
 
 
 class Sweep:
-    """Runs experiments."""
+    """Runs experiments in a folder. Runs that are complete are not executed again."""
 
     def __init__(self, folder: Path, engine: Engine, console: Console) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Sweep:
         self.failed: list[Run] = []
 
     def run(self, experiment: Experiment) -> Outcome:
-        """Run what is missing and say what came out. Raises :class:`Interrupted` on Ctrl-C."""
+        """Execute the missing runs. Raises :class:`Interrupted` on Ctrl-C."""
         plan = stages(experiment, self.results)
         name, specs = next(plan)
         while True:
@@ -58,16 +58,18 @@ class Sweep:
                 return outcome
 
     def announce(self, experiment: Experiment) -> None:
-        """Print how many runs there are and about how long they take."""
-        jobs, how, threads = self.engine.jobs, self.engine.how, torch.get_num_threads()
-        torch.set_num_threads(how.threads or threads)
-        device = device_here(how.device, PROBLEMS[experiment.problem].double)
+        """Print the number of runs and an estimate of the time."""
+        jobs, config, threads = self.engine.jobs, self.engine.config, torch.get_num_threads()
+        torch.set_num_threads(config.threads or threads)
+        device = device_here(config.device, PROBLEMS[experiment.problem].double)
         plan = estimate(experiment, device if is_usable(device) else "cpu")
         torch.set_num_threads(threads)
+        time = duration(plan.seconds / jobs / config.ranks)
+        ranks = f" of {config.ranks} ranks" if config.ranks > 1 else ""
         self.console.print(
             f"[bold]{experiment.name}[/] ({experiment.scale}): {experiment.title}\n"
-            f"  at most {plan.runs} runs, about {duration(plan.seconds / jobs / how.ranks)} with {jobs} job{'s' * (jobs > 1)}"
-            f"{f' of {how.ranks} ranks' if how.ranks > 1 else ''}; what is done already is not run again"
+            f"  at most {plan.runs} runs, about {time} with {jobs} job{'s' * (jobs > 1)}{ranks}; "
+            "complete runs are not repeated"
         )
 
     def _stage(self, title: str, specs: list[RunSpec]) -> None:
@@ -87,11 +89,11 @@ class Sweep:
                         self._judge(news)
                         progress.advance(task)
                     elif news != said:
-                        self.console.print(f"  [yellow]{news}[/]" if news else "  [yellow]it goes on[/]")
+                        self.console.print(f"  [yellow]{news or 'continuing'}[/]")
                         said = news
                     progress.update(task, loss=self._losses(missing))
             except KeyboardInterrupt:
-                ignore_interrupts()  # the user may press it twice
+                ignore_interrupts()  # the user may press Ctrl-C twice
                 remark = self.engine.stop()
                 done = sum(run.result() is not None for run in runs.values())
                 raise Interrupted(done, len(runs), remark) from None
@@ -103,7 +105,7 @@ class Sweep:
             self.console.print(f"[red]failed:[/] {run.folder.name}: {failure['reason']}")
 
     def _losses(self, runs: list[Run]) -> str:
-        """Of those that are being run now."""
+        """The losses of the runs that are being executed."""
         records = islice((run.last_record() for run in runs if run.claimant()), self.engine.jobs)
         losses = [f"{record['loss']:.3g} at {record['bp']}" for record in records if record]
         return "loss " + ", ".join(losses) if losses else ""
@@ -124,7 +126,7 @@ class Sweep:
 
 
 class _Rate(ProgressColumn):
-    """Runs a second, or a minute."""
+    """Runs per second or per minute."""
 
     def render(self, task: Task) -> Text:
         speed = task.speed or 0.0

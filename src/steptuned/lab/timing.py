@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from steptuned.lab.methods import METHODS, Driver
+from steptuned.lab.driver import Driver
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.run import environment_now, synchronise
@@ -34,11 +35,11 @@ def measure(letter: str, scale: str, device: str, precision: str = "float32") ->
     """Time the methods on a problem of Table 1."""
     setting = TABLE_1[letter]
     problem_class = PROBLEMS[setting["problem"]]
-    options = {**problem_class.defaults, **setting["options"], "precision": precision}
+    options = {**setting["options"], "precision": precision}
     where = torch.device(device)
     drivers = {}
     for name in TIMED:
-        drivers[name] = Driver(name, problem_class(options, 0, where), {**METHODS[name].defaults, "lr": LR})
+        drivers[name] = Driver(name, problem_class.from_dict(options, 0, where), {**METHODS[name].defaults, "lr": LR})
 
     def timed(work: Callable[[], object]) -> float:
         synchronise(where)

@@ -1,4 +1,4 @@
-"""Mini-batches straight from memory: images on the training device, gathered, standardised, and augmented if asked."""
+"""Mini-batches from memory: images on the training device, standardised and augmented."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ PAD = 4
 def halved(images: Tensor) -> Tensor:
     """Images of half the height and width: means of 2x2 pixels, as float32 from 0 to 255.
 
-    Bytes would not do: a mean of four bytes is a multiple of 1/4, which float32 holds exactly.
+    A mean of four bytes is a multiple of 1/4, which float32 represents exactly.
     """
     sums = sum(images[:, :, i::2, j::2].to(torch.int16) for i in (0, 1) for j in (0, 1))
     assert isinstance(sums, Tensor)
@@ -17,9 +17,9 @@ def halved(images: Tensor) -> Tensor:
 
 
 class Batches:
-    """Images and labels on a device. What comes out is float32, in the layout that the network wants.
+    """Images and labels on a device. Mini-batches are float32, in the layout of the network.
 
-    Images are bytes, or what :func:`halved` makes of them.
+    Images are bytes, or the result of :func:`halved`.
     """
 
     def __init__(
@@ -31,11 +31,14 @@ class Batches:
         standard: Tensor | None,
         pad: int = PAD,
     ) -> None:
-        """With images as ``standard``, each channel is standardised by their mean and deviation; else pixels are in [0, 1]."""
+        """``standard``: images whose mean and deviation standardise each channel.
+
+        None: pixels are in [0, 1].
+        """
         self.pad = pad
         self.labels = labels.to(device)
         self.channels_last = channels_last
-        # A mini-batch is gathered by whole rows, in the order that the layout asks for.
+        # A mini-batch is gathered by whole rows, in the order of the layout.
         stored = images.permute(0, 2, 3, 1) if channels_last else images
         self._shape = stored.shape[1:]
         self._stored = stored.reshape(len(images), -1).to(device)
@@ -53,7 +56,7 @@ class Batches:
         return self._standardised(self._gathered(rows)), self.labels[rows]
 
     def augmented(self, rows: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> tuple[Tensor, Tensor]:
-        """Each image padded by ``pad`` black pixels, cropped at (down, right), and flipped where flip is 1.
+        """Pad each image by ``pad`` black pixels, crop at (down, right), flip it if flip is 1.
 
         ``down`` and ``right`` are from 0 to 2 ``pad``.
         """
@@ -76,9 +79,9 @@ class Batches:
 
 
 def mean_and_deviation(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every channel, pixels being in [0, 1]. Exact: from how often each value occurs.
+    """Mean and standard deviation of every channel, with pixels in [0, 1].
 
-    Bytes have 256 values, the means of four bytes 1021.
+    They are exact, from the counts of each value: bytes have 256 values, means of four bytes 1021.
     """
     parts = 4 if images.is_floating_point() else 1
     values = torch.arange(255 * parts + 1, dtype=torch.float64) / (255 * parts)

@@ -1,4 +1,4 @@
-"""`steptuned data`: which data sets are there, and fetching those that are not."""
+"""`steptuned data`: list and download the data sets."""
 
 import sys
 from pathlib import Path
@@ -13,15 +13,17 @@ from steptuned.lab.data.reading import MISSING, fault, folder
 from steptuned.lab.data.sets import SETS, DataError, DataSet
 from steptuned.lab.terminal import console, say, stop
 
-app = typer.Typer(help="The data sets: which are there, and fetch those that are not.", no_args_is_help=True)
+app = typer.Typer(help="List and download the data sets.", no_args_is_help=True)
 
-Where = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Folder of data sets; else STEPTUNED_DATA, or a cache.")]
+Where = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Folder of data sets; default: STEPTUNED_DATA or a cache.")
+]
 Names = Annotated[list[str], typer.Argument(help="Data sets by name, or [bold]all[/]; see [bold]steptuned data status[/].")]
 
 
 @app.command()
 def status(data: Where = None) -> None:
-    """Which data sets are there, each file checked by its checksum."""
+    """List the data sets. The checksum of every file is verified."""
     where = data or folder()
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("data set", "images", "size", "download", "state"):
@@ -36,7 +38,7 @@ def status(data: Where = None) -> None:
 
 @app.command()
 def get(names: Names, data: Where = None) -> None:
-    """Fetch data sets. What is there and sound is not fetched again; what is damaged is replaced.
+    """Download data sets. Existing files are kept if their checksum is right, and replaced if not.
 
     Example: [bold]steptuned data get cifar-10 mnist[/]
     """
@@ -44,7 +46,8 @@ def get(names: Names, data: Where = None) -> None:
         if name not in [*SETS, "all"]:
             stop(f"there is no data set {name!r}; valid: all, {', '.join(SETS)}")
     chosen = list(SETS) if "all" in names else list(dict.fromkeys(names))
-    done = [_get(name, data or folder()) for name in chosen]  # when one fails, the others are fetched all the same
+    # If one fails, the others are still downloaded.
+    done = [_get(name, data or folder()) for name in chosen]
     if not all(done):
         raise typer.Exit(1)
 

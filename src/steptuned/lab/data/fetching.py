@@ -1,8 +1,8 @@
-"""Data sets from the net.
+"""Download data sets.
 
-Everything is downloaded and unpacked in a `.part` folder beside the files it is for. A file takes its place by a rename, once its
-checksum is right, so a broken download or a kill changes no good file and leaves no half one under a good name. What a killed fetch
-left behind is swept away by the next; the lock keeps that from happening to one that is still at work.
+Everything is downloaded and unpacked in a `.part` folder next to the files. A file gets its final
+name once its checksum is right, so an interrupted download never leaves an incomplete file.
+The next download removes what an interrupted one left behind; a lock protects those in progress.
 """
 
 import errno
@@ -23,10 +23,10 @@ CHUNK = 1 << 16
 
 
 def fetch(name: str, into: Path, progress: bool = True) -> list[str]:
-    """Bring a data set into a folder; the names of the files that were missing or damaged and are now there and sound."""
+    """Download a data set into a folder. Returns the names of the files that were downloaded."""
     data = find(name)
     home = into / data.folder
-    if not _wanted(data, home):  # nothing is written then, so the folder may be a read-only one
+    if not _wanted(data, home):  # nothing to write: the folder may be read-only
         return []
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def _fetch(data: DataSet, wanted: dict[str, File], work: Path, progress: bool) -
 
 
 def _check_space(downloads: list[Download], wanted: dict[str, File], work: Path) -> None:
-    """Before the download, not after an hour of it."""
+    """Refuse before the download rather than in the middle of it."""
     need = sum(file.size for file in wanted.values()) + sum(download.file.size for download in downloads if download.is_archive)
     free = shutil.disk_usage(work).free
     if free < need:
@@ -72,7 +72,7 @@ def _check_space(downloads: list[Download], wanted: dict[str, File], work: Path)
 
 
 def _download(download: Download, work: Path, progress: bool) -> None:
-    """From the first address that gives the right bytes."""
+    """Download from the first address that has the right file."""
     reasons: list[str] = []
     for url in download.urls:
         reason = _retrieve(url, download.file, work, progress)
@@ -86,7 +86,7 @@ def _download(download: Download, work: Path, progress: bool) -> None:
 
 
 def _retrieve(url: str, file: File, work: Path, progress: bool) -> str | None:
-    """Fetch a file from one address; why it could not be had there, or None."""
+    """Download a file from one address. Returns why that failed, or None."""
     import pooch
     import requests
 
@@ -106,13 +106,13 @@ def _retrieve(url: str, file: File, work: Path, progress: bool) -> str | None:
         return "no connection"
     except requests.RequestException as error:
         return type(error).__name__
-    except ValueError:  # pooch's word for a wrong checksum
+    except ValueError:  # pooch raises it for a wrong checksum
         return "not the official file (sha256 differs)"
     return None
 
 
 def _unpack(archive: Path, members: dict[str, File], work: Path) -> None:
-    """Copy members of a tar archive to the names they are expected under: no path comes from the archive."""
+    """Copy members of a tar archive to their expected names. No path comes from the archive."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:

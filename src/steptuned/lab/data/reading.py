@@ -1,4 +1,4 @@
-"""From the files on disk to tensors in memory. No byte is used before its file's checksum is right, and nothing is unpickled."""
+"""Read data sets into tensors. Checksums are verified first, and nothing is unpickled."""
 
 import functools
 import gzip
@@ -22,7 +22,10 @@ MISSING = "is missing"
 
 @dataclass(frozen=True)
 class Images:
-    """A data set in memory: images uint8 [N, C, H, W], labels int64 [N], on the CPU. All who load it share it: change a copy."""
+    """A data set in memory: images uint8 [N, C, H, W], labels int64 [N], on the CPU.
+
+    It is shared by all who load it: change only copies.
+    """
 
     train: Tensor
     train_labels: Tensor
@@ -31,7 +34,7 @@ class Images:
 
 
 def folder() -> Path:
-    """Where the data sets are: STEPTUNED_DATA, or else the place this system keeps such files in."""
+    """The folder of the data sets: STEPTUNED_DATA, or else the cache folder of this system."""
     chosen = os.environ.get("STEPTUNED_DATA")
     if chosen:
         return Path(chosen).expanduser()
@@ -41,12 +44,12 @@ def folder() -> Path:
 
 
 def load(name: str) -> Images:
-    """A data set of `folder()`, checked and read into memory the first time, from memory afterwards."""
+    """A data set of `folder()`. It is verified and read once, then kept in memory."""
     return _load(find(name), folder().resolve())
 
 
 def fault(path: Path, file: File) -> str | None:
-    """What is wrong with a file, as the end of a sentence that begins with its name; None if it is sound."""
+    """What is wrong with a file, to follow its name in a sentence; None if nothing is."""
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -76,7 +79,10 @@ def sha256(path: Path) -> str:
 
 
 def read_cifar(path: Path, label_bytes: int, pixels: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Pixels [N, pixels] and labels [N] of CIFAR's binary form: rows of label bytes, the finest last, then the pixels."""
+    """Pixels [N, pixels] and labels [N] of CIFAR's binary format.
+
+    Each row has its label bytes, the finest label last, and then the pixels.
+    """
     try:
         content = np.fromfile(path, np.uint8)
     except OSError as error:

@@ -1,6 +1,7 @@
-"""The data sets there are: which files, how long, with which checksums, and where on the net they come from.
+"""The data sets: their files with sizes and checksums, and where to download them.
 
-The names of files and folders are those of the official archives, so a folder filled by hand or by another library will do.
+Files and folders have the names of the official archives, so a folder that was filled by hand or by
+another library works too.
 """
 
 import math
@@ -11,7 +12,7 @@ Format = Literal["cifar-10", "cifar-100", "idx"]
 
 
 class DataError(Exception):
-    """A data set cannot be read or fetched; the message is one sentence that says why and what to do."""
+    """A data set cannot be read or downloaded. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class File:
 
 @dataclass(frozen=True)
 class Download:
-    """Something to fetch, from the first of its addresses that gives the right bytes.
+    """A file to download, from the first of its addresses that has the right content.
 
     `files` are the names of the files it yields: itself, or members of a tar archive.
     """
@@ -39,7 +40,10 @@ class Download:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Images with labels 0 ... classes - 1, in files below `folder`. For idx, `train` and `test` are (images, labels)."""
+    """Images with labels 0 to classes - 1, in files in `folder`.
+
+    For idx, `train` and `test` are (images, labels).
+    """
 
     name: str
     folder: str

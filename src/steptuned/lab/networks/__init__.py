@@ -1,10 +1,9 @@
-"""The networks of the paper's Table 1, one a file. :data:`NETWORKS` names them."""
+"""The networks of the paper's Table 1, one per file."""
 
 from collections.abc import Callable
 
 from torch import nn
 
-from steptuned.lab.networks.autoencoder import autoencoder
 from steptuned.lab.networks.lenet import lenet
 from steptuned.lab.networks.nin import nin, nin_author
 from steptuned.lab.networks.resnet import resnet20
@@ -18,9 +17,7 @@ NETWORKS: dict[str, Callable[[int, type[nn.Module]], nn.Module]] = {
     "lenet": lambda classes, activation: lenet(classes, activation, batchnorm=False),
     "lenet-batchnorm": lambda classes, activation: lenet(classes, activation, batchnorm=True),
 }
-"""Classifiers, from the number of classes and the activation."""
+"""Classifiers by name, made from the number of classes and the activation."""
 
 ONLY_32 = ("lenet", "lenet-batchnorm", "nin-author")
-"""Classifiers that take no images but those of 32x32 pixels."""
-
-__all__ = ["ACTIVATIONS", "NETWORKS", "ONLY_32", "autoencoder"]
+"""Classifiers that only take images of 32x32 pixels."""

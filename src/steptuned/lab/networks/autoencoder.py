@@ -1,4 +1,7 @@
-"""The autoencoder of Hinton and Salakhutdinov (2006): 784-1000-500-250-30 and back, a linear code, pixels from a sigmoid."""
+"""The autoencoder of Hinton and Salakhutdinov (2006): 784-1000-500-250-30 and back.
+
+The code is linear, and the pixels come from a sigmoid.
+"""
 
 from itertools import pairwise
 

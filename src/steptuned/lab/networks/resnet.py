@@ -4,7 +4,10 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which takes every other pixel and adds empty channels where the size changes."""
+    """Two 3x3 convolutions and a shortcut.
+
+    Where the size changes, the shortcut takes every other pixel and adds zero channels.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, activation: type[nn.Module]) -> None:
         super().__init__()
@@ -25,7 +28,10 @@ class Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """A convolution, three stages of three blocks with 16, 32 and 64 channels, the mean over the pixels, a linear head."""
+    """A convolution, three stages of three blocks, global average pooling and a linear layer.
+
+    The stages have 16, 32 and 64 channels.
+    """
 
     def __init__(self, classes: int, activation: type[nn.Module]) -> None:
         super().__init__()

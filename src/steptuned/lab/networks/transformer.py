@@ -1,11 +1,11 @@
-"""A small decoder-only transformer: what comes next in a text, at every place of it."""
+"""A small decoder-only transformer that predicts the next symbol at every position."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a perceptron, each beside a shortcut and on normalised inputs (pre-norm)."""
+    """Causal attention, then an MLP, each with a residual connection and pre-norm."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -30,9 +30,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Scores for the next symbol at each of up to ``context`` places, from the symbols up to there.
+    """Scores for the next symbol at each of up to ``context`` positions.
 
-    It begins as GPT-2 does: weights from N(0, 0.02^2), those that end a shortcut's branch smaller by sqrt(2 depth), biases 0.
+    Initialised as GPT-2: weights from N(0, 0.02^2), those of the last layer of each residual branch
+    divided by sqrt(2 depth), biases 0.
     """
 
     def __init__(self, symbols: int, context: int, width: int, depth: int, heads: int, dropout: float) -> None:

@@ -1,13 +1,15 @@
-"""What the run loop asks of a problem."""
+"""What a problem provides to the run loop."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
+from steptuned.lab.options import Count, Options
 from steptuned.lab.ranks import Ranks
 from steptuned.lab.spec import derive_seed
 
@@ -15,43 +17,67 @@ Batch = Tensor | None
 """The rows of a mini-batch; None for all of them."""
 
 
-class Problem(ABC):
-    """A finite sum J to minimise, at a point that is its own, on a stream of mini-batches."""
+class ProblemOptions(Options):
+    """The options of a problem."""
 
-    defaults: ClassVar[dict[str, Any]]
-    """The options and their default values."""
-    choices: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """The valid values of the options that have only some."""
+    batch: Count = 64
+    """Rows per mini-batch."""
+
+    @property
+    @abstractmethod
+    def training_rows(self) -> int:
+        """N, the number of terms of the sum J."""
+
+    @property
+    def per_epoch(self) -> int:
+        """Mini-batches per epoch."""
+        return -(-self.training_rows // self.batch)
+
+
+class Problem(ABC):
+    """A finite sum J to minimise, with its current point and its stream of mini-batches.
+
+    Every class with a ``name`` in this package, or in a file given as ``--with``, is a problem.
+    """
+
+    name: ClassVar[str]
+    """Its name in experiment files."""
     description: ClassVar[str]
+    Options: ClassVar[type[ProblemOptions]]
+    """Its options, which an experiment sets."""
+    defaults: ClassVar[dict[str, Any]]
+    """The default values of the options."""
     things: ClassVar[str] = "training images"
-    """Of what J is a sum."""
+    """What J is a sum over."""
     double: ClassVar[bool] = False
     """Whether it computes in double precision."""
     weight_decay: float = 0.0
-    """lambda of the regularisation that the method adds to the gradient and :meth:`evaluate` to the loss."""
+    """lambda of the regularisation, which the method adds to the gradient and :meth:`evaluate` to
+    the loss."""
     same_noise: bool = True
-    """Whether dropout and the like are the same in both passes of Step-Tuned SGD over a mini-batch."""
+    """Whether both passes of Step-Tuned SGD over a mini-batch draw the same random numbers."""
     parameters: list[Tensor]
     stream: "Stream"
     ranks = Ranks()
-    """Who minimises it together."""
+    """The processes that share the run."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "Options" in vars(cls):
+            cls.defaults = cls.Options.defaults
 
     @abstractmethod
-    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None: ...
+    def __init__(self, options: Any, seed: int, device: torch.device) -> None:
+        """``options`` are those of the class attribute ``Options``."""
 
-    @staticmethod
-    @abstractmethod
-    def rows_of(options: dict[str, Any]) -> int:
-        """N: of how many terms the sum is."""
-
-    @staticmethod
-    def conflict(options: dict[str, Any]) -> tuple[str, str] | None:
-        """An option whose value does not go with the other options, and why; None if there is none."""
-        return None
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any], seed: int, device: torch.device) -> Self:
+        """The problem with these options; the others have their defaults."""
+        return cls(cls.Options(**options), seed, device)
 
     @staticmethod
     def environment() -> dict[str, Any]:
-        """What its numbers depend on beside the options, where it comes with the machine: kept with every run."""
+        """What its numbers depend on besides the options; stored with every run."""
         return {}
 
     @property
@@ -60,19 +86,27 @@ class Problem(ABC):
         return self.stream.rows
 
     def draw(self) -> Tensor:
-        """The next mini-batch: as many rows as it has, with all that :meth:`loss` needs to know of them."""
+        """The next mini-batch: one row per sample, with all that :meth:`loss` needs."""
         return self.stream.next()
 
-    def second_pass(self, second: bool) -> None:  # noqa: B027 - most problems need not know
-        """Told by Step-Tuned SGD before each pass: whether it is the second one over its mini-batch."""
+    def second_pass(self, second: bool) -> None:  # noqa: B027 - most problems ignore it
+        """Called before each pass of Step-Tuned SGD, which is the first or the second."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
         """The loss of a mini-batch at the current point, to be back-propagated."""
 
+    def full_gradient(self) -> list[Tensor]:
+        """The gradient of J at the current point, for Exact-GV. Most problems do not have it."""
+        raise NotImplementedError(f"{self.name} has no full_gradient, which exact-gv needs")
+
+    def expectation(self) -> list[Tensor]:
+        """E[H_S g_S] over mini-batches S, for Expected-GV. Most problems do not have it."""
+        raise NotImplementedError(f"{self.name} has no expectation, which expected-gv needs")
+
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """What is logged: ``loss``, the J that is minimised, and whatever else there is, such as ``accuracy``."""
+        """What is logged: ``loss``, the J that is minimised, and others such as ``accuracy``."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]: ...
@@ -82,28 +116,28 @@ class Problem(ABC):
 
 
 class NetworkProblem(Problem):
-    """A problem whose point is a network's."""
+    """A problem whose parameters are those of a network."""
 
     model: nn.Module
     replica: nn.Module
-    """The network as it is to be called for a loss that is back-propagated; for anything else the model is."""
+    """The network to call for a loss that is back-propagated; for anything else call ``model``."""
 
     def _train(self, model: nn.Module) -> None:
         self.model = self.replica = model
         self.parameters = list(model.parameters())
 
     def divide(self, ranks: Ranks) -> None:
-        """Let several ranks minimise it together, each with its rows of every mini-batch."""
+        """Share the problem among ranks, each with its shard of every mini-batch."""
         self.ranks, self.replica = ranks, ranks.replica(self.model)
 
     def _means(self, rows: Tensor, measured: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, float]:
-        """What is measured of mini-batches, as means over all these rows. Each rank takes some of the mini-batches.
+        """Means of what is measured, over all these rows. Each rank takes some of the mini-batches.
 
-        The means are added up in double precision on the host: not every device has it.
+        The sums are in double precision on the CPU, since not every device has it.
         """
         means: dict[str, list[Tensor]] = defaultdict(list)
         parts = rows.split(self.stream.batch)
-        mine, weight = self.ranks.part(torch.arange(len(parts)))
+        mine, weight = self.ranks.shard(torch.arange(len(parts)))
         for i in mine:
             for name, mean in measured(parts[i]).items():
                 means[name].append(mean)
@@ -120,7 +154,7 @@ class NetworkProblem(Problem):
 
 
 class Stream:
-    """Mini-batches drawn from N rows. The same seed gives the same ones, whoever asks."""
+    """Mini-batches drawn from N rows. The same seed gives every method the same ones."""
 
     def __init__(self, rows: int, batch: int, *, reshuffled: bool, seed_parts: list[Any]) -> None:
         self.rows, self.batch, self.reshuffled = rows, batch, reshuffled
@@ -129,7 +163,11 @@ class Stream:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def next(self) -> Tensor:
-        """Reshuffled: go through all rows, the last short mini-batch included, then reshuffle. Else: any rows, independently."""
+        """The rows of the next mini-batch.
+
+        Reshuffled: all rows once per epoch, the last mini-batch may be shorter. Otherwise each
+        mini-batch is drawn independently.
+        """
         if not self.reshuffled:
             return torch.randperm(self.rows, generator=self._generator)[: self.batch]
         if not len(self._order):

@@ -1,12 +1,12 @@
-"""An embedded real data set: scikit-learn's 8x8 handwritten digits, for people with no network at hand."""
+"""The 8x8 handwritten digits of scikit-learn, which need no download."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from steptuned.lab.problems.base import Batch, NetworkProblem, Stream
+from steptuned.lab.problems.base import Batch, NetworkProblem, ProblemOptions, Stream
 from steptuned.lab.problems.mode import as_trained, as_used
 from steptuned.lab.spec import derive_seed
 
@@ -14,28 +14,36 @@ TRAINING = 1437
 
 
 class Digits(NetworkProblem):
-    """A small convolutional network, with or without BatchNorm, on 1,437 images; 360 are for the test."""
+    """A small convolutional network, with or without BatchNorm, on 1,437 training images.
 
-    defaults: ClassVar[dict[str, Any]] = {"batchnorm": True, "batch": 64, "weight_decay": 1e-4}
+    The other 360 images are the test set.
+    """
+
+    class Options(ProblemOptions):
+        batchnorm: bool = True
+        weight_decay: float = 1e-4
+
+        @property
+        def training_rows(self) -> int:
+            return TRAINING
+
+    name: ClassVar[str] = "digits"
     description: ClassVar[str] = "8x8 handwritten digits, a small convolutional network"
 
-    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
-        from sklearn.datasets import load_digits  # a second that all other problems need not wait
+    def __init__(self, options: Options, seed: int, device: torch.device) -> None:
+        from sklearn.datasets import load_digits  # slow to import
 
         images, labels = load_digits(return_X_y=True)
         order = np.random.default_rng(derive_seed("split", "digits")).permutation(len(labels))
         x = torch.tensor(images[order] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8).to(device)
         y = torch.tensor(labels[order]).to(device)
         self.x, self.y, self.x_test, self.y_test = x[:TRAINING], y[:TRAINING], x[TRAINING:], y[TRAINING:]
-        self.weight_decay = options["weight_decay"]
+        self.weight_decay = options.weight_decay
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed("initial point", "digits", options["batchnorm"], seed))
-            self._train(_network(options["batchnorm"]).to(device))
-        self.stream = Stream(len(self.y), options["batch"], reshuffled=True, seed_parts=["digits", options["batch"], seed])
-
-    @staticmethod
-    def rows_of(options: dict[str, Any]) -> int:
-        return TRAINING
+            torch.manual_seed(derive_seed("initial point", "digits", options.batchnorm, seed))
+            self._train(_network(options.batchnorm).to(device))
+        parts = ["digits", options.batch, seed]
+        self.stream = Stream(len(self.y), options.batch, reshuffled=True, seed_parts=parts)
 
     def loss(self, batch: Batch) -> Tensor:
         return self._loss(self.replica, batch)

@@ -1,4 +1,4 @@
-"""How a network is evaluated: as it is trained, or as it is used."""
+"""The two modes in which a network is evaluated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,10 @@ from steptuned.lab.spec import derive_seed
 
 @contextmanager
 def as_trained(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """The function that training minimises: BatchNorm by each mini-batch's own statistics, dropout with masks drawn anew.
+    """Evaluate the function that training minimises, in training mode.
 
-    The masks are the same at every evaluation, so that J is one function; running statistics and random states stay as they were.
+    BatchNorm uses the statistics of each mini-batch. Dropout has the same masks at every
+    evaluation, so that J is one function. Running statistics and random states do not change.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     devices = [] if device.type == "cpu" else [device]
@@ -30,7 +31,7 @@ def as_trained(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def as_used(model: nn.Module) -> Iterator[None]:
-    """BatchNorm by its running statistics, no dropout."""
+    """Evaluation mode: BatchNorm uses its running statistics, and there is no dropout."""
     model.eval()
     with torch.no_grad():
         yield

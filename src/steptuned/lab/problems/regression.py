@@ -1,29 +1,42 @@
-"""The paper's synthetic problem: non-convex regression, after Carmon et al. (2017)."""
+"""The paper's synthetic problem: non-convex regression (Carmon et al., 2017)."""
 
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from steptuned.lab.problems.base import Batch, Problem, Stream
+from steptuned.lab.options import Count, Whole
+from steptuned.lab.problems.base import Batch, Problem, ProblemOptions, Stream
 from steptuned.lab.spec import derive_seed
 
 
 class Regression(Problem):
     """J(theta) = mean of phi(A_n theta - b_n), phi(t) = t^2 / (1 + t^2).
 
-    A_n ~ N(0, I_P), z ~ N(0, 4 I_P), b = A z + 3 nu_1 + nu_2 with nu_1 ~ N(0, I_N), nu_2 ~ Bernoulli(0.3). Float64.
-    The instance decides A and b, the seed theta_0 ~ N(0, I_P) and the mini-batches.
+    A_n ~ N(0, I_P), z ~ N(0, 4 I_P), b = A z + 3 nu_1 + nu_2 with nu_1 ~ N(0, I_N) and
+    nu_2 ~ Bernoulli(0.3). Float64. The instance determines A and b; the seed determines
+    theta_0 ~ N(0, I_P) and the mini-batches.
     """
 
-    defaults: ClassVar[dict[str, Any]] = {"rows": 500, "columns": 30, "batch": 50, "instance": 0}
+    class Options(ProblemOptions):
+        rows: Count = 500
+        columns: Count = 30
+        batch: Count = 50
+        instance: Whole = 0
+
+        @property
+        def training_rows(self) -> int:
+            return self.rows
+
+    name: ClassVar[str] = "regression"
     description: ClassVar[str] = "non-convex regression (Figures 2 and 3)"
     things: ClassVar[str] = "rows"
     double: ClassVar[bool] = True
 
-    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
-        rows, columns, batch = options["rows"], options["columns"], options["batch"]
-        generator = torch.Generator().manual_seed(derive_seed("instance", "regression", rows, columns, options["instance"]))
+    def __init__(self, options: Options, seed: int, device: torch.device) -> None:
+        rows, columns, batch = options.rows, options.columns, options.batch
+        instance = derive_seed("instance", "regression", rows, columns, options.instance)
+        generator = torch.Generator().manual_seed(instance)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -37,10 +50,6 @@ class Regression(Problem):
         self.batch = batch
         self.stream = Stream(rows, batch, reshuffled=False, seed_parts=["regression", rows, batch, seed])
 
-    @staticmethod
-    def rows_of(options: dict[str, Any]) -> int:
-        return int(options["rows"])
-
     def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return (self.A, self.b) if batch is None else (self.A[batch], self.b[batch])
 
@@ -50,12 +59,11 @@ class Regression(Problem):
         return (square / (1 + square)).mean()
 
     def full_gradient(self) -> list[Tensor]:
-        """The gradient of J, for Exact-GV."""
         t = self.A @ self.theta.detach() - self.b
         return [self.A.T @ (2 * t / (1 + t**2) ** 2) / len(t)]
 
     def expectation(self) -> list[Tensor]:
-        """E[H_S g_S] over mini-batches S, for Expected-GV: exact, by the closed form for drawing without replacement."""
+        """E[H_S g_S] over mini-batches S: the closed form for drawing without replacement."""
         t = self.A @ self.theta.detach() - self.b
         first, second = 2 * t / (1 + t**2) ** 2, 2 * (1 - 3 * t**2) / (1 + t**2) ** 3
         N, b = len(t), self.batch

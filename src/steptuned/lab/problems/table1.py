@@ -1,6 +1,6 @@
-"""The paper's Table 1 as data: the six deep-learning problems, their budgets and those of their grid search.
+"""The paper's Table 1: the six deep-learning problems, their budgets and those of the grid search.
 
-An experiment's file names one of them with ``setting = "a"``; what else the file says comes before what is said here.
+An experiment file names one of them with ``setting = "a"`` and overrides whatever it sets itself.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Text that everybody has: the documentation inside Python's standard library, character by character."""
+"""The docstrings of Python's standard library, character by character. Needs no download."""
 
 import ast
 import functools
@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
+from typing_extensions import Self
 
-from steptuned.lab.data import DataError
+from steptuned.lab.data.sets import DataError
 from steptuned.lab.networks.transformer import Transformer
-from steptuned.lab.problems.base import Batch, NetworkProblem, Stream
+from steptuned.lab.options import Count, Whole, conflict
+from steptuned.lab.problems.base import Batch, NetworkProblem, ProblemOptions, Stream
 from steptuned.lab.problems.mode import as_trained, as_used
 from steptuned.lab.spec import derive_seed
 
-# Each is a file of its own in Python 3.10 to 3.13.
+# Files that exist in Python 3.10 to 3.13.
 MODULES = """
 _pydecimal _pyio argparse ast asyncio/events asyncio/tasks codecs collections/__init__ configparser contextlib difflib doctest
 email/_header_value_parser email/message enum fractions ftplib functools http/client http/cookiejar http/server imaplib inspect
@@ -26,58 +29,66 @@ socket socketserver ssl statistics subprocess tarfile tempfile textwrap threadin
 urllib/parse urllib/request uuid xml/etree/ElementTree xml/sax/handler xmlrpc/server
 """
 SYMBOLS = "\n" + string.printable[: string.printable.index(" ") + 1]
-"""Letters, digits, punctuation, the space and the end of a line; the few other characters of the text are left out."""
+"""Letters, digits, punctuation, space and newline. All other characters are left out."""
 
 
 class Text(NetworkProblem):
     """J = mean cross-entropy of the next character, by a small transformer, + lambda/2 |theta|^2.
 
-    A row is a window of ``context`` characters. The first ``rows`` windows of the text are trained on, the last ``test_rows`` are
-    for the test. J is logged over as many windows as the test has, evenly chosen and always the same ones, with dropout's masks
-    the same at every evaluation. Another version of Python has another text, though as many windows of it are taken: a run's
-    environment has the text's checksum, and a run goes on with no other text than its own.
+    A row is a window of ``context`` characters. The first ``rows`` windows of the text are the
+    training set, the last ``test_rows`` the test set. J is logged over as many training windows as
+    there are test windows, evenly spaced and always the same, with the same dropout masks at every
+    evaluation. Other versions of Python have another text: a run's environment has the checksum of
+    the text, and a run can only be resumed with the same text.
     """
 
-    defaults: ClassVar[dict[str, Any]] = {
-        "rows": 10_000,
-        "test_rows": 512,
-        "context": 64,
-        "width": 64,
-        "depth": 2,
-        "heads": 4,
-        "dropout": 0.1,
-        "batch": 16,
-        "weight_decay": 0.0,
-    }
+    class Options(ProblemOptions):
+        rows: Whole = 10_000
+        test_rows: Whole = 512
+        context: Count = 64
+        width: Count = 64
+        depth: Count = 2
+        heads: Count = 4
+        dropout: float = 0.1
+        batch: Count = 16
+        weight_decay: float = 0.0
+
+        @model_validator(mode="after")
+        def _check(self) -> Self:
+            if self.width % self.heads:
+                raise conflict("width", f"must be a multiple of heads = {self.heads}")
+            if not 0 <= self.dropout < 1:
+                raise conflict("dropout", "must be at least 0 and less than 1")
+            return self
+
+        @property
+        def training_rows(self) -> int:
+            return self.rows
+
+    name: ClassVar[str] = "text"
     description: ClassVar[str] = "the next character of Python's own documentation, a small transformer"
     things: ClassVar[str] = "training windows"
 
-    def __init__(self, options: dict[str, Any], seed: int, device: torch.device) -> None:
-        rows, test_rows, context = (options[key] for key in ("rows", "test_rows", "context"))
+    def __init__(self, options: Options, seed: int, device: torch.device) -> None:
+        rows, test_rows, context = options.rows, options.test_rows, options.context
         codes = _codes()
-        needed = (rows + test_rows) * context + 2  # the last window's last target comes after it, in both parts
+        # In both sets, the last target comes after the last window.
+        needed = (rows + test_rows) * context + 2
         if min(rows, test_rows) < 1 or needed > len(codes):
             raise DataError(
                 f"rows = {rows}, test_rows = {test_rows}: there must be one of each, and of {context} characters each this Python's"
                 f" text has {(len(codes) - 2) // context}"
             )
-        if options["width"] % options["heads"]:
-            raise DataError(f"width = {options['width']}: must be a multiple of heads = {options['heads']}")
-        if not 0 <= options["dropout"] < 1:
-            raise DataError(f"dropout = {options['dropout']}: must be at least 0 and less than 1")
         self.train = _windows(codes[: rows * context + 1], context, device)
         self.test = _windows(codes[-test_rows * context - 1 :], context, device)
         self.judged = torch.arange(min(rows, test_rows)) * rows // min(rows, test_rows)
-        self.weight_decay, self.device = options["weight_decay"], device
-        shape = {key: options[key] for key in ("context", "width", "depth", "heads")}
+        self.weight_decay, self.device = options.weight_decay, device
+        shape = options.model_dump(include={"context", "width", "depth", "heads"})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("initial point", "text", shape, seed))
-            self._train(Transformer(len(SYMBOLS), **shape, dropout=options["dropout"]).to(device))
-        self.stream = Stream(rows, options["batch"], reshuffled=True, seed_parts=["text", rows, options["batch"], seed])
-
-    @staticmethod
-    def rows_of(options: dict[str, Any]) -> int:
-        return int(options["rows"])
+            self._train(Transformer(len(SYMBOLS), **shape, dropout=options.dropout).to(device))
+        parts = ["text", rows, options.batch, seed]
+        self.stream = Stream(rows, options.batch, reshuffled=True, seed_parts=parts)
 
     @staticmethod
     def environment() -> dict[str, Any]:
@@ -119,13 +130,13 @@ def _criterion(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def _windows(codes: Tensor, context: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Windows side by side, and for each of their characters the one that follows."""
+    """Consecutive windows, and the next character for each of their characters."""
     return codes[:-1].view(-1, context).to(device), codes[1:].view(-1, context).to(device)
 
 
 @functools.cache
 def text() -> str:
-    """The docstrings of the modules, from their source; nothing of them is executed."""
+    """The docstrings of the modules. Their source is parsed, not executed."""
     folder = Path(sysconfig.get_path("stdlib"))
     found: list[str] = []
     for module in MODULES.split():
@@ -147,5 +158,5 @@ def _codes() -> Tensor:
 
 @functools.cache
 def checksum() -> str:
-    """Of the text: the beginning of its SHA-256."""
+    """The first 16 digits of the SHA-256 of the text."""
     return hashlib.sha256(text().encode()).hexdigest()[:16]

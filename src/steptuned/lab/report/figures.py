@@ -13,6 +13,7 @@ import torch
 
 from steptuned import rule
 from steptuned.lab.experiment import Experiment
+from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.report.gamma import Quartiles, bounds_of, is_fixed, limits, quartiles_of
 from steptuned.lab.report.measures import ends, instances_to_level, rate_of
@@ -25,28 +26,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; each method has one, and a line of its own, everywhere.
-STYLES: dict[str, tuple[str, str]] = {
-    "sgd": ("#000000", "-"),
-    "gd": ("#000000", "-"),
-    "step-tuned-sgd": ("#0072B2", "-"),
-    "step-tuned-gd": ("#0072B2", "-"),
-    "step-tuned-sgd-default-bounds": ("#56B4E9", "-"),
-    "exact-gv": ("#D55E00", "--"),
-    "stochastic-gv": ("#CC79A7", "--"),
-    "expected-gv": ("#009E73", "--"),
-    "barzilai-borwein": ("#D55E00", "-"),
-    "armijo": ("#009E73", "-"),
-    "adam": ("#D55E00", "-"),
-    "rmsprop": ("#009E73", "-"),
-    "momentum": ("#E69F00", "-"),
-    "adamw": ("#CC79A7", "-"),
-}
 SPARE = ("#E69F00", "#56B4E9", "#CC79A7", "#F0E442")
+"""Colours of entries without a style of their own. Like those of the methods, they are Okabe and
+Ito's, which colour-blind readers can tell apart."""
 
 
 def style_of(group: Group, index: int) -> tuple[str, str]:
-    return STYLES.get(group.entry.name) or (SPARE[index % len(SPARE)], "-.")
+    """Colour and line of an entry."""
+    return METHODS[group.entry.method].style(group.entry.name) or (SPARE[index % len(SPARE)], "-.")
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
@@ -252,9 +239,7 @@ def logarithmic(axis: Axes) -> None:
 
 
 def per_epoch(outcome: Outcome) -> int:
-    problem = PROBLEMS[outcome.experiment.problem]
-    options = {**problem.defaults, **outcome.experiment.options}
-    return -(-problem.rows_of(options) // options["batch"])
+    return outcome.experiment.problem_options.per_epoch
 
 
 def distance_to_best(outcome: Outcome, results: Results) -> Figure:
@@ -364,7 +349,7 @@ def _lasts(outcome: Outcome, results: Results) -> list[dict[str, Any]]:
 def size_of(experiment: Experiment) -> str:
     """How large the problem is and how long a run."""
     problem, budget = PROBLEMS[experiment.problem], experiment.budget
-    rows = problem.rows_of({**problem.defaults, **experiment.options})
+    rows = experiment.problem_options.training_rows
     length = f"{budget.iterations:,} back-propagations" if budget.iterations else f"{budget.epochs:g} epochs"
     several = [f"{experiment.instances} instances"] if experiment.instances > 1 else []
     words = [f"{rows:,} {problem.things}", length, *several, f"{experiment.seeds} seed{'s' * (experiment.seeds > 1)}"]

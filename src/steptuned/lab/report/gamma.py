@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steptuned.lab.methods import widened
+from steptuned.lab.methods.base import widened
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group
 
@@ -59,7 +59,7 @@ def bounds_of(group: Group) -> tuple[float, float] | None:
     """m and M of the winner, M as the method uses it: not below nu."""
     if group.winner is None or not {"bounds", "nu"} <= group.winner.hyper.keys():
         return None
-    return widened(group.winner.hyper)
+    return widened(group.winner.hyper["bounds"], group.winner.hyper["nu"])
 
 
 def is_fixed(bounds: tuple[float, float] | None) -> bool:

@@ -74,7 +74,7 @@ def _methods(outcome: Outcome, results: Results) -> Table:
         there = [r for r in reached if r is not None]
         row = [
             label_of(group),
-            _grid(group),
+            _grid(group, experiment.selection.rule),
             f"{len(records)}/{experiment.seeds}{'' if len(records) == experiment.seeds else ' SEEDS'}",
             str(records[0]["bp"]) if records else "",
             _spread([record["loss"] for record in records], ".4g"),
@@ -104,10 +104,13 @@ def ranking(outcome: Outcome, results: Results) -> str:
     return f"From best to worst at the end, by the mean of the seeds, {'; '.join(orders)}." if orders else ""
 
 
-def _grid(group: Group) -> str:
+def _grid(group: Group, rule: str) -> str:
     diverged = sum(trial.score is None for trial in group.trials)
     notes = [f"{len(group.trials)} tried"] if len(group.trials) > 1 else []
     notes += [f"{diverged} without score"] if diverged and notes else []
+    score = group.winner.score if group.winner else None
+    if notes and rule == "soonest" and score is not None and score.unit == "loss":
+        notes.append(f"none near J*, best by {score}")
     notes += [f"winner on the EDGE: {', '.join(group.edges)}"] if group.edges else []
     return ", ".join(notes)
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.report.figures import label_of, per_epoch, size_of, style_of
 from steptuned.lab.report.gamma import bounds_of, is_fixed
 from steptuned.lab.report.measures import rate_of
 from steptuned.lab.results import TolerantResults, outcome_of, sources
-from steptuned.lab.search import Group, Outcome
+from steptuned.lab.search import Group, Outcome, Score
 from steptuned.lab.store import COMPLETE, Run, Status, Store, final_of
 
 POINTS = 40_000
@@ -67,7 +66,7 @@ class Tried:
     """A point of the grid."""
 
     choice: str
-    score: float | None
+    score: Score | None
     status: Status
     is_winner: bool
 
@@ -209,7 +208,7 @@ def _panel(identity: str, outcome: Outcome, results: TolerantResults, points: in
         grids={label_of(group): _grid(group, results) for group in groups},
         finals=[_final(group, outcome, results) for group in groups],
         warnings=_warnings(outcome.groups, results, epoch),
-        options={"problem": experiment.problem, **PROBLEMS[experiment.problem].defaults, **experiment.options},
+        options={"problem": experiment.problem, **experiment.problem_options.as_dict()},
         thinned=thinned,
     )
 

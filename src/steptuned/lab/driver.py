@@ -1,0 +1,135 @@
+"""A method at work on a problem, one back-propagation at a time."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from steptuned.lab.methods import METHODS
+from steptuned.lab.problems.base import Batch, Problem
+
+
+class Driver:
+    """Draws mini-batches from a problem and lets a method step on them."""
+
+    def __init__(self, name: str, problem: Problem, hyper: Mapping[str, Any]) -> None:
+        method = METHODS[name](**hyper)
+        self.problem = problem
+        self.full_batch = method.full_batch
+        self.optimizer = method.make_optimizer(problem)
+        self.scheduler = method.make_scheduler(self.optimizer, problem)
+        self._stepping = method.stepping(self.optimizer, problem, method.uses_per_batch)
+        self._history = GammaHistory(self.optimizer) if method.logs_gamma else None
+        self._batch: Batch = None
+        self._shard: tuple[Batch, float] = (None, 1.0)
+        self._pass = 0
+        self.batches = 0
+        self.samples = 0
+
+    @property
+    def uses(self) -> int:
+        """Back-propagations of each mini-batch."""
+        return self._stepping.passes
+
+    def advance(self) -> None:
+        """Make the next back-propagation and the update that follows from it."""
+        if self._pass == 0:
+            self._take(None if self.full_batch else self.problem.draw())
+            self.batches += 1
+        self.samples += self.problem.stream.rows if self._batch is None else len(self._batch)
+        self._stepping.advance(self._pass, self._backward, self._loss)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self._pass = (self._pass + 1) % self.uses
+        if self._history is not None and self._pass == 0:
+            self._history.add()
+
+    def _take(self, batch: Batch) -> None:
+        """Take a mini-batch. This rank's shard of it is the same in all passes."""
+        self._batch = batch
+        ranks = self.problem.ranks
+        whole = batch is None and ranks.world_size > 1
+        rows = torch.arange(self.problem.stream.rows) if whole else batch
+        self._shard = (None, 1.0) if rows is None else ranks.shard(rows)
+
+    def _loss(self) -> torch.Tensor:
+        rows, weight = self._shard
+        loss = self.problem.loss(rows)
+        return loss if weight == 1 else weight * loss
+
+    def _backward(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self._loss()
+        loss.backward()
+        return loss
+
+    def diagnostics(self) -> dict[str, float]:
+        """What the method logs about itself. Gamma is summarised since the last call."""
+        gamma = {} if self._history is None else self._history.summary()
+        return {**self._stepping.diagnostics(), **gamma}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "batch": self._batch,
+            "pass": self._pass,
+            "noise": self._stepping.state_dict(),
+            "history": None if self._history is None else self._history.state_dict(),
+            "batches": self.batches,
+            "samples": self.samples,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._take(state["batch"])
+        self._pass = state["pass"]
+        self.batches, self.samples = state["batches"], state["samples"]
+        if self._history is not None:
+            self._history.load_state_dict(state["history"])
+        self._stepping.load_state_dict(state["noise"])
+
+
+class GammaHistory:
+    """Gamma of the iterations since the last log record, kept on the device until then."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._rows: list[torch.Tensor] = []
+
+    def add(self) -> None:
+        """Remember the iteration that was just made."""
+        group = self._optimizer.param_groups[0]
+        self._rows.append(torch.stack([group[key] for key in ("gamma", "raw_gamma", "curvature")]))
+
+    def summary(self) -> dict[str, float]:
+        """The last values, and quartiles and shares since the last summary."""
+        group = self._optimizer.param_groups[0]
+        found = {"gamma": group["gamma"].item(), "curvature": group["curvature"].item()}
+        if not self._rows:
+            return found
+        gamma, raw, curvature = torch.stack(self._rows).cpu().double().T
+        self._rows.clear()
+        measured = ~raw.isnan()
+        levels = torch.tensor((0.25, 0.5, 0.75), dtype=torch.float64)
+        for name, values in (("gamma", gamma), ("raw gamma", raw[measured])):
+            if len(values):
+                names = (f"{name} low", f"{name} median", f"{name} high")
+                found |= dict(zip(names, values.quantile(levels).tolist(), strict=True))
+        n = max(1, int(measured.sum()))
+        found["negative curvature"] = (curvature <= 0).sum().item() / n
+        if "bounds" in group:
+            m, M = group["bounds"]
+            found["at lower"] = (raw <= m).sum().item() / n
+            found["at upper"] = (raw >= M).sum().item() / n
+        found["effective lr"] = float(group["effective_lr"])
+        return found
+
+    def state_dict(self) -> torch.Tensor | None:
+        return torch.stack(self._rows) if self._rows else None
+
+    def load_state_dict(self, state: torch.Tensor | None) -> None:
+        self._rows = [] if state is None else list(state)
