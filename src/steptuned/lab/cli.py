@@ -426,13 +426,14 @@ def _time(out: Path, scale: str, device: str, precision: str) -> None:
 def _run(asked: dict[str, list[Experiment]], illustration: bool, sweep: Sweep) -> None:
     """Run what was asked for: for each figure the experiments that are its panels."""
     from steptuned.lab.report import figures, tables
+    from steptuned.lab.report.illustration import curvature_illustration
 
     out = sweep.folder
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         stop(f"{out} cannot be made: {error.strerror}; choose another folder with --out")
-    written: list[Path] = figures.curvature_illustration(out / "figures") if illustration else []
+    written: list[Path] = curvature_illustration(out / "figures") if illustration else []
     for experiment in itertools.chain(*asked.values()):
         if experiment.figure not in figures.FIGURES:
             stop(f"{experiment.name}: figure = {experiment.figure!r} is not one of {', '.join(figures.FIGURES)}")

@@ -12,6 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from steptuned.lab.experiment import Budget, Experiment
+from steptuned.lab.measures import COMPARED
 from steptuned.lab.methods import Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Problem
@@ -122,10 +123,10 @@ def _overhead(experiment: Experiment, part: dict[str, Any], record: float, devic
 
 
 def _record_bytes(driver: Driver) -> int:
-    """About: with numbers of twenty digits, and as many measures as most problems have."""
-    measures = dict.fromkeys(("loss", "plain loss", "test loss", "accuracy"), 0.12345678901234567)
+    """About the size of a record, with all measures by which methods are compared."""
     counts = {"bp": 100000, "batches": 100000, "samples": 10000000, "seconds": 1000.123456}
-    return len(json.dumps({**counts, **measures, **dict.fromkeys(driver.diagnostics(), 0.12345678901234567)})) + 1
+    measures = [*(measure.key for measure in COMPARED), *driver.diagnostics()]
+    return len(json.dumps({**counts, **dict.fromkeys(measures, 0.12345678901234567)})) + 1
 
 
 def _flop(work: Callable[[], Any]) -> float:

@@ -28,6 +28,7 @@ from typing import Any, Literal
 import filelock
 import torch
 
+from steptuned.lab.measures import COUNTS
 from steptuned.lab.spec import RunSpec, canonical
 
 Status = Literal["finished", "diverged", "failed", "running", "unfinished", "not begun", "corrupt"]
@@ -35,8 +36,6 @@ Status = Literal["finished", "diverged", "failed", "running", "unfinished", "not
 COMPLETE: tuple[Status, ...] = ("finished", "diverged")
 ENDED: tuple[Status, ...] = (*COMPLETE, "failed")
 TRIES = 3
-COUNTS = ("bp", "batches", "samples", "seconds", "evaluations")
-"""What of a record is counted since the run began, and not measured at its moment."""
 RELEVANT = ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")
 """What of its environment may change the numbers of a run."""
 
