@@ -7,6 +7,7 @@ is the ratio to SGD within a round. Warm-up and evaluation are left out; an acce
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.run import environment_now, synchronise
-from steptuned.lab.table2 import TIMED, Timing
+from steptuned.lab.table2 import TIMED, Timing, Timings, place
 
 LR = 1e-3
 
@@ -28,6 +29,26 @@ class Size:
 
 
 SIZES = {"demo": Size(5, 0.5), "small": Size(15, 1.5), "short": Size(15, 1.5), "paper": Size(15, None)}
+
+
+def measure_missing(
+    out: Path,
+    scale: str,
+    device: str,
+    precision: str,
+    tell: Callable[[str], None],
+) -> list[Timing]:
+    """Measure the problems of Table 1 that are not yet measured in a folder. Returns all timings.
+
+    ``tell`` is told what is being measured.
+    """
+    timings = Timings(out)
+    where = place(device, precision)
+    for letter, setting in TABLE_1.items():
+        if timings.load(letter, scale, where) is None:
+            tell(f"table-2: ({letter}) {setting['title']}")
+            timings.save(measure(letter, scale, device, precision))
+    return timings.sets()[scale, where]
 
 
 def measure(letter: str, scale: str, device: str, precision: str = "float32") -> Timing:

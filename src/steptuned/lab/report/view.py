@@ -371,7 +371,8 @@ def _warnings_of(group: Group, results: TolerantResults, epoch: int) -> list[str
         points = f"{open_trials} of {len(trials)} points of its grid"
         said.append(f"{label}: {points} are not finished")
     edge = "the winner lies on the edge of the grid"
-    return said + [f"{label}: {edge} ({key}); it should be wider" for key in group.edges]
+    edges = group.edges if group.trials else []  # others have the winner of the first instance
+    return said + [f"{label}: {edge} ({key}); it should be wider" for key in edges]
 
 
 def _grid(group: Group, results: TolerantResults) -> list[Tried]:

@@ -6,6 +6,7 @@ It can be read from a disk or put on a web server.
 import json
 import shutil
 import struct
+import time
 from collections import Counter
 from dataclasses import asdict
 from importlib import resources
@@ -64,6 +65,16 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
     path.with_suffix(".tmp").write_text(page)
     path.with_suffix(".tmp").replace(path)  # a reader sees the old page or the new one
     return path
+
+
+def keep_writing(folder: Path, report: Path, command: str, seconds: int) -> None:
+    """Write the report every so many seconds until Ctrl-C. The last page does not reload itself."""
+    try:
+        while True:
+            time.sleep(seconds)
+            write(folder, report, command, seconds)
+    except KeyboardInterrupt:
+        write(folder, report, command)
 
 
 def write_claims(
