@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from steptuned.lab.data import load
 from steptuned.lab.data.batches import mean_and_deviation
+from steptuned.lab.data.reading import load
 from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1

@@ -14,7 +14,7 @@ import small_data
 
 sys.path.append(str(Path(__file__).parents[1]))  # for processes that import this file on their own
 from processes import MARK, left_behind, wait_until_none
-from steptuned.lab.data import SETS
+from steptuned.lab.data.sets import SETS
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import RunSpec

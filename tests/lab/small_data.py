@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from steptuned.lab.data import SETS
-from steptuned.lab.data.sets import File
+from steptuned.lab.data.sets import SETS, File
 
 TRAIN, TEST = 300, 60
 

@@ -26,9 +26,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from conftest import on_real_data
-from steptuned.lab.data import SETS, DataError, commands, fetch, fetching, folder, load
-from steptuned.lab.data.reading import read_cifar, read_idx
-from steptuned.lab.data.sets import DataSet, Download, File
+from steptuned.lab.data import commands, fetching
+from steptuned.lab.data.fetching import fetch
+from steptuned.lab.data.reading import folder, load, read_cifar, read_idx
+from steptuned.lab.data.sets import SETS, DataError, DataSet, Download, File
 
 LONG = np.random.default_rng(9).bytes(300_000)  # so that a download has a middle
 
@@ -599,7 +600,8 @@ FETCH = """
 import pathlib, resource, sys
 sys.path[:0] = [{tests!r}]
 import test_data
-from steptuned.lab.data import DataError, fetch
+from steptuned.lab.data.fetching import fetch
+from steptuned.lab.data.sets import DataError
 test_data.small_cifar("cifar-10").offer({url!r})
 if {limit}:
     resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
@@ -774,7 +776,7 @@ def test_get_that_is_interrupted_says_so(cifar, home, command, monkeypatch):
     monkeypatch.setattr(commands, "fetch", interrupted)
     done = command("get", "cifar-10")
     assert done.exit_code == 130
-    assert done.stderr == "steptuned: stopped; what is there is whole, and the same command again fetches the rest\n"
+    assert done.stderr == "steptuned: stopped; complete files are kept, and the same command downloads the rest\n"
 
 
 # ---------------------------------------------------------------------------------------------- the official data

@@ -10,8 +10,9 @@ from torch import nn
 
 from conftest import make_spec, on_real_data
 from small_data import TRAIN
-from steptuned.lab.data import DataError, load
 from steptuned.lab.data.batches import Batches, halved, mean_and_deviation
+from steptuned.lab.data.reading import load
+from steptuned.lab.data.sets import DataError
 from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1

@@ -8,7 +8,7 @@ import torch
 
 from conftest import make_spec
 from steptuned import RobbinsMonroLR
-from steptuned.lab.data import DataError
+from steptuned.lab.data.sets import DataError
 from steptuned.lab.experiment import SCALES, load, paper_experiments
 from steptuned.lab.methods import METHODS, Driver
 from steptuned.lab.problems import PROBLEMS

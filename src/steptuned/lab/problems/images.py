@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from steptuned import frozen_statistics
-from steptuned.lab.data import SETS, DataError, load
 from steptuned.lab.data.batches import PAD, Batches, halved
+from steptuned.lab.data.reading import load
+from steptuned.lab.data.sets import SETS, DataError
 from steptuned.lab.networks import ACTIVATIONS, NETWORKS, ONLY_32
 from steptuned.lab.problems.base import Batch, NetworkProblem, Stream
 from steptuned.lab.problems.mode import as_trained, as_used

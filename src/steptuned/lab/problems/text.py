@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from steptuned.lab.data import DataError
+from steptuned.lab.data.sets import DataError
 from steptuned.lab.networks.transformer import Transformer
 from steptuned.lab.problems.base import Batch, NetworkProblem, Stream
 from steptuned.lab.problems.mode import as_trained, as_used
