@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pyarrow.parquet
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from conftest import on_real_data
+from steptuned.lab import terminal
 from steptuned.lab.cli import app
 from steptuned.lab.store import Store
 
@@ -207,6 +209,28 @@ def test_help_is_there(command):
     done = inside(*command, "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout
+
+
+def test_run_and_reproduce_have_the_same_options():
+    commands = typer.main.get_command(app).commands
+    own = {"names", "files", "scale"}
+    shared = [
+        {p.name: (p.opts, p.default, p.help) for p in commands[name].params if p.name not in own} for name in ("run", "reproduce")
+    ]
+    assert shared[0] == shared[1]
+    assert {"jobs", "dask", "device", "out", "data", "autocast", "tensorboard"} <= shared[0].keys()
+
+
+def test_a_long_table_of_runs_has_the_same_cells_as_a_short_one(monkeypatch):
+    columns = {"method": "left", "bp": "right"}
+    rows = [["[red]sgd[/]", "5"], ["adam", "123"]]
+    printed = []
+    for longest in (10, 1):
+        monkeypatch.setattr(terminal, "LONG", longest)
+        with terminal.console.capture() as capture:
+            terminal.print_rows(columns, rows)
+        printed.append([line.rstrip() for line in capture.get().splitlines()])
+    assert printed[0] == printed[1] == ["method   bp", "sgd       5", "adam    123"]
 
 
 def test_plan_counts_runs_time_arithmetic_and_disk_and_writes_nothing(tmp_path, monkeypatch):

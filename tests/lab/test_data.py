@@ -778,7 +778,7 @@ def test_get_that_is_interrupted_says_so(cifar, home, command, monkeypatch):
     monkeypatch.setattr(commands, "fetch", interrupted)
     done = command("get", "cifar-10")
     assert done.exit_code == 130
-    assert done.stderr == "steptuned: stopped; what is there is whole, and the same command again fetches the rest\n"
+    assert done.stderr == "steptuned: stopped; complete files are kept, and the same command downloads the rest\n"
 
 
 # ---------------------------------------------------------------------------------------------- the official data

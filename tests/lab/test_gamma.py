@@ -6,7 +6,8 @@ import pytest
 from made_up import put, records_of
 from steptuned.lab.experiment import load_all
 from steptuned.lab.report import figures
-from steptuned.lab.report.gamma import Quartiles, limits
+from steptuned.lab.report.bands import Band
+from steptuned.lab.report.gamma import limits
 from steptuned.lab.results import Results
 from steptuned.lab.search import stages
 from steptuned.lab.store import Store
@@ -165,11 +166,11 @@ def test_an_outlier_does_not_stretch_the_axis_and_the_bounds_are_inside(new):
 
 def test_limits_show_the_bounds_and_all_but_the_outermost_records():
     curve = np.ones(100)
-    band = Quartiles(curve, np.r_[1e-9, curve[1:]], curve, np.r_[np.full(99, 3.0), 1e30])
+    band = Band(curve, np.r_[1e-9, curve[1:]], curve, np.r_[np.full(99, 3.0), 1e30])
     low, high = limits([band], [(0.5, 2.0)])
     assert 0.25 < low < 0.5
     assert 3 < high < 6
-    near = Quartiles(curve, np.r_[0.2, curve[1:]], curve, np.r_[np.full(99, 3.0), 20])
+    near = Band(curve, np.r_[0.2, curve[1:]], curve, np.r_[np.full(99, 3.0), 20])
     low, high = limits([near], [(0.5, 2.0)])
     assert low < 0.2, "no outlier"
     assert high > 20
@@ -211,7 +212,7 @@ def test_the_page_has_the_measures_the_quartiles_and_the_bounds(new, tmp_path):
     shown = ["loss", "plain loss", "accuracy", "gamma", "raw gamma"]
     assert list(rows) == [*shown, *SHARES, "effective lr"]
     assert [key for key, row in rows.items() if row["shown"]] == shown
-    assert [key for key, row in rows.items() if row["log"]] == [
+    assert [key for key, row in rows.items() if row["axis"] == "log"] == [
         "loss",
         "plain loss",
         "gamma",

@@ -1,51 +1,77 @@
-"""Numbers of the tables and figures."""
+"""The table of measures: one row is enough to show a measure everywhere."""
 
-import numpy as np
 import pytest
 
-from steptuned.lab.experiment import Entry
-from steptuned.lab.report.measures import compare, rate_of, wilson
-from steptuned.lab.search import Group, Trial
+from made_up import put, records_of
+from steptuned.lab import measures
+from steptuned.lab.experiment import load_all
+from steptuned.lab.measures import COMPARED, MEASURES, Measure
+from steptuned.lab.report import figures, tables, view
+from steptuned.lab.results import Results
+from steptuned.lab.search import stages
+from steptuned.lab.store import Store
+from test_report import data_of, page_of
+
+PERPLEXITY = Measure("perplexity", "test perplexity", "log", "max", ".1f", height=1.0)
+EXPERIMENT = """
+title = "a new measure"
+figure = "loss, accuracy and gamma"
+problem = "digits"
+seeds = 2
+budget = { epochs = 2 }
+log_every = 23
+[methods.sgd]
+lr = 0.1
+[methods.adam]
+"""
 
 
-def test_a_comparison_counts_instances_and_gives_an_interval():
-    table = {"a": [1.0, 2.0, None, 4.0, None], "b": [2.0, 1.0, 3.0, None, None]}
-    c = compare(table, "a", "b")
-    assert (c.wins, c.instances) == (2, 4), "a number beats none; none against none is no instance"
-    assert c.median_ratio == 1.25
-    assert c.low < 0.5 < c.high
+@pytest.fixture
+def outcome(tmp_path, monkeypatch):
+    """A store whose logs have a measure that the package does not know, and its row."""
+    for module in (measures, figures, view):
+        monkeypatch.setattr(module, "MEASURES", (*MEASURES, PERPLEXITY))
+    for module in (tables, view, page_of.__globals__["writing"]):
+        monkeypatch.setattr(module, "COMPARED", (*COMPARED, PERPLEXITY))
+    path = tmp_path / "mine.toml"
+    path.write_text(EXPERIMENT)
+    (experiment,) = load_all(path, "paper")
+    results = Results(Store(tmp_path))
+    plan = stages(experiment, results)
+    try:
+        while True:
+            for spec in next(plan)[1]:
+                end = {"sgd": 8.0, "adam": 9.0}[spec.method] + spec.seed
+                more = {"perplexity": lambda share, end=end: end + share}
+                put(results.store, spec, records_of(spec, lambda s: 2 - s, 10, **more))
+    except StopIteration as done:
+        contents = [experiment.model_dump(mode="json")]
+        results.store.remember("mine", "paper", contents, "steptuned run mine.toml")
+        return done.value, results
 
 
-def test_wilsons_interval_has_its_textbook_values():
-    low, high = wilson(8, 10)
-    assert low == pytest.approx(0.4902, abs=1e-3)
-    assert high == pytest.approx(0.9433, abs=1e-3)
-    assert wilson(0, 0) == (0.0, 1.0)
+def test_a_new_row_is_a_new_axis_of_the_figure(outcome):
+    drawn = figures.FIGURES["loss, accuracy and gamma"]("mine", [outcome[0]], outcome[1])
+    axis = next(axis for axis in drawn.axes if axis.get_ylabel() == "test perplexity")
+    assert axis.get_yscale() == "log"
 
 
-class Logs:
-    def __init__(self, exponent, noise):
-        self.exponent, self.noise = exponent, noise
-
-    def records(self, seed):
-        generator = np.random.default_rng(seed)
-        ks = np.unique(np.geomspace(1, 1e5, 200).astype(int))
-        values = ks**self.exponent * np.exp(self.noise * generator.standard_normal(len(ks)))
-        return [{"batches": int(k), "gradient": float(v)} for k, v in zip(ks, values, strict=True)]
+def test_a_new_row_is_a_new_column_of_the_table_and_part_of_the_ranking(outcome):
+    (table,) = tables.summary(*outcome)
+    column = table.columns.index("perplexity")
+    assert [row[column] for row in table.rows] == ["10.5 (10.0 to 11.0)", "11.5 (11.0 to 12.0)"]
+    assert "highest perplexity: Adam, SGD" in tables.ranking(*outcome)
 
 
-@pytest.mark.parametrize(("exponent", "verdict"), [(-0.8, "supported"), (-0.5, "supported"), (-0.2, "not supported")])
-def test_the_rate_is_found_and_judged_as_an_upper_bound(exponent, verdict):
-    entry = Entry(name="a", method="step-tuned-sgd", label="a", axes={"delta": [0.001]})
-    group = Group(entry, 0, [], Trial({"delta": 0.001}, None), dict(enumerate(range(20))))
-    fit = rate_of(group, Logs(exponent, 0.05))
-    assert fit.slope == pytest.approx(exponent, abs=0.05)
-    assert fit.low <= fit.slope + 0.01
-    assert fit.slope - 0.01 <= fit.high
-    assert fit.verdict == verdict
+def test_a_new_row_is_on_the_page_with_its_best_value(outcome, tmp_path):
+    page = page_of(tmp_path)
+    (panel,) = data_of(tmp_path)["panels"]
+    row = next(row for row in panel["rows"] if row["key"] == "perplexity")
+    assert (row["label"], row["axis"]) == ("test perplexity", "log")
+    assert '<th scope="col">best perplexity</th>' in page
+    assert '<data value="10.5">10.5</data> (10.0 to 11.0)' in page
 
 
-def test_a_rate_is_not_judged_while_the_smallest_gradient_is_that_of_the_start():
-    entry = Entry(name="a", method="step-tuned-sgd", label="a", axes={"delta": [0.001]})
-    group = Group(entry, 0, [], Trial({"delta": 0.001}, None), dict(enumerate(range(4))))
-    assert rate_of(group, Logs(0.5, 0.0)).verdict.startswith("k too small")
+def test_keys_and_labels_are_unique():
+    assert len({measure.key for measure in MEASURES}) == len(MEASURES)
+    assert len({measure.label for measure in MEASURES}) == len(MEASURES)

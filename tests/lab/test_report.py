@@ -177,7 +177,7 @@ def test_an_experiment_on_several_instances_shows_its_own_figure_and_counts_all_
 
 
 def test_figure_1_is_taken_over(folder):
-    from steptuned.lab.report.figures import curvature_illustration
+    from steptuned.lab.report.illustration import curvature_illustration
 
     curvature_illustration(folder / "figures")
     page = page_of(folder)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from steptuned.lab.curves import Drop, drop_of
 from steptuned.lab.paired_runs import MissingRuns, PairedRuns, Pairs
 from steptuned.lab.problems.table1 import TABLE_1
-from steptuned.lab.report.measures import rate_of
+from steptuned.lab.rate import rate_of
 from steptuned.lab.spec import RunSpec, canonical
 from steptuned.lab.statistics import Comparison, compare_differences, compare_ratios
 from steptuned.lab.table2 import PAPER, Timings

@@ -84,6 +84,14 @@ def is_usable(device: str) -> bool:
     return True
 
 
+def usable_device(name: str) -> str:
+    """The device of that name on this machine. Raises :class:`EngineError` if it cannot be used."""
+    device = device_here(name)
+    if not is_usable(device):
+        raise EngineError(f"device {device!r} cannot be used here; valid: cpu, or auto")
+    return device
+
+
 def share(jobs: int) -> int:
     """Threads of torch per run, if this many runs are executed at the same time."""
     return max(1, (os.cpu_count() or 1) // jobs)

@@ -1,5 +1,9 @@
-"""What an experiment will cost, from a few steps and evaluations made here: runs, time, arithmetic and disk."""
+"""What an experiment costs on this machine: runs, time, arithmetic and disk.
 
+The estimate comes from a few steps and evaluations of each method.
+"""
+
+import itertools
 import json
 import tempfile
 import time
@@ -9,69 +13,116 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
+from steptuned.lab.catalogue import Figures
 from steptuned.lab.driver import Driver
+from steptuned.lab.engine import device_here, usable_device
 from steptuned.lab.experiment import Budget, Experiment
+from steptuned.lab.measures import COMPARED
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import Problem
 from steptuned.lab.run import execute, folder_of, synchronise
 from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import Log, Store
+from steptuned.lab.terminal import console, open_table
 
 
 @dataclass
 class Plan:
-    """Upper limits: stages share runs, and diverged ones are short."""
+    """Upper bounds: stages share runs, and diverged runs are short."""
 
     runs: int = 0
     back_propagations: int = 0
     seconds: float = 0.0
-    """Of one job, evaluations included."""
+    """With one job, including evaluations."""
     flop: float = 0.0
-    """Floating-point operations of the networks, as torch counts them: matrix products and convolutions."""
+    """Floating-point operations of matrix products and convolutions, counted by torch."""
     log_bytes: float = 0.0
-    """Of the logs, which are what stays; a checkpoint goes when its run has ended."""
+    """Of the logs. Checkpoints are deleted when their run ends."""
 
     def __add__(self, other: "Plan") -> "Plan":
-        return Plan(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Plan(*(a + b for a, b in pairs))
+
+
+def table_of(figures: Figures, device: str) -> Table:
+    """The cost of each experiment and of all together."""
+    where = device if device == "auto" else usable_device(device)
+    table = open_table()
+    for column in ("experiment", "runs", "bp", "one job here", "PFLOP", "logs, MB"):
+        justify: Any = "left" if column == "experiment" else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
+    total = Plan()
+    with console.status("") as status:
+        for experiment in itertools.chain(*figures.values()):
+            status.update(experiment.name)
+            double = PROBLEMS[experiment.problem].double
+            plan = estimate(experiment, device_here(where, double))
+            table.add_row(experiment.name, *_cells(plan))
+            total += plan
+    table.add_row("all", *_cells(total))
+    return table
+
+
+def _cells(plan: Plan) -> list[str]:
+    counts = [f"{plan.runs:,}", f"{plan.back_propagations:,}", duration(plan.seconds)]
+    return [*counts, f"{plan.flop / 1e15:,.3g}", f"{plan.log_bytes / 1e6:,.3g}"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method costs per back-propagation, and the size of its records."""
+
+    seconds: float
+    flop: float
+    record_bytes: int
 
 
 def estimate(experiment: Experiment, device: str) -> Plan:
-    """Measure a few steps and an evaluation of each method, and count."""
+    """Measure a few steps of each method and an evaluation, and multiply."""
+    problem_class = PROBLEMS[experiment.problem]
     options = experiment.problem_options.as_dict()
-    problem = PROBLEMS[experiment.problem].from_dict(options, 0, torch.device(device))
-    plan = Plan()
-    cost: dict[str, float] = {}
-    flop: dict[str, float] = {}
-    record = overhead = None
+    problem = problem_class.from_dict(options, 0, torch.device(device))
+    costs: dict[str, Cost] = {}
     for entry in experiment.entries:
-        driver = Driver(entry.method, problem, entry.grid()[0])
-        if entry.method not in cost:
-            cost[entry.method] = _seconds(driver.advance, 0.3, device)
-            flop[entry.method] = _flop(driver.advance)
-        if record is None or overhead is None:
-            part = _part(experiment.problem, options, problem)
-            few = problem if part is options else PROBLEMS[experiment.problem].from_dict(part, 0, torch.device(device))
-            seconds = _record_seconds(few, driver, device)
-            overhead = _overhead(experiment, part, seconds, device)
-            record = seconds * problem.evaluated / few.evaluated
+        if entry.method not in costs:
+            driver = Driver(entry.method, problem, entry.grid()[0])
+            seconds, flop = _seconds(driver.advance, 0.3, device), _flop(driver.advance)
+            costs[entry.method] = Cost(seconds, flop, _record_bytes(driver))
+    record, overhead = _record_and_overhead(experiment, options, problem, driver, device)
+    plan = Plan()
+    for entry in experiment.entries:
+        cost = costs[entry.method]
         for count, spec in experiment.expected_runs(entry):
             records = _records(spec)
-            seconds = overhead + spec.budget * cost[entry.method] + records * record
-            back_propagations = spec.budget + records * _forward(problem)
-            plan += Plan(
-                count,
-                count * spec.budget,
-                count * seconds,
-                count * back_propagations * flop[entry.method],
-                count * records * _record_bytes(driver),
-            )
+            seconds = overhead + spec.budget * cost.seconds + records * record
+            flop = (spec.budget + records * _forward(problem)) * cost.flop
+            one = Plan(1, spec.budget, seconds, flop, records * cost.record_bytes)
+            plan += Plan(*(count * value for value in vars(one).values()))
     return plan
 
 
+def _record_and_overhead(
+    experiment: Experiment,
+    options: dict[str, Any],
+    problem: Problem,
+    driver: Driver,
+    device: str,
+) -> tuple[float, float]:
+    """Seconds of a record, and of a run apart from its steps and records."""
+    part = _part(experiment.problem, options, problem)
+    few = problem
+    if part is not options:
+        few = PROBLEMS[experiment.problem].from_dict(part, 0, torch.device(device))
+    seconds = _record_seconds(few, driver, device)
+    overhead = _overhead(experiment, part, seconds, device)
+    return seconds * problem.evaluated / few.evaluated, overhead
+
+
 def _records(spec: RunSpec) -> int:
-    """How many there are in the log of a run."""
+    """The number of records in the log of a run."""
     done, records = 0, 1
     while done < spec.budget:
         done = min(spec.budget, spec.next_record(done))
@@ -80,12 +131,12 @@ def _records(spec: RunSpec) -> int:
 
 
 def _forward(problem: Problem) -> float:
-    """An evaluation in back-propagations: it is a forward pass, a third of one, over each of its mini-batches."""
+    """The cost of an evaluation in back-propagations: a forward pass is about a third of one."""
     return -(-problem.evaluated // problem.stream.batch) / 3
 
 
 def _part(name: str, options: dict[str, Any], problem: Problem) -> dict[str, Any]:
-    """Options that make an evaluation quick: about 16 mini-batches, the same share of test rows."""
+    """Options for a quick evaluation: about 16 mini-batches, with the same share of test rows."""
     batch, evaluated = problem.stream.batch, problem.evaluated
     if evaluated <= 16 * batch or "test_rows" not in options:
         return options
@@ -100,16 +151,20 @@ def _part(name: str, options: dict[str, Any], problem: Problem) -> dict[str, Any
 
 
 def _record_seconds(problem: Problem, driver: Driver, device: str) -> float:
-    """How long a record takes: the evaluation and a line of the log."""
+    """Seconds of a record: the evaluation and a line of the log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Log(Path(folder) / "log.jsonl")
-        seconds = _seconds(lambda: log.append({**problem.evaluate(), **driver.diagnostics()}), 0.1, device)
+
+        def record() -> None:
+            log.append({**problem.evaluate(), **driver.diagnostics()})
+
+        seconds = _seconds(record, 0.1, device)
         log.close()
     return seconds
 
 
 def _overhead(experiment: Experiment, part: dict[str, Any], record: float, device: str) -> float:
-    """How long a run takes that does next to nothing: its folder, its problem, its files."""
+    """Seconds of a run that does next to nothing: its folder, its problem, its files."""
     entry = experiment.entries[0]
     few = experiment.model_copy(update={"options": part})
     spec = few.spec(entry, entry.grid()[0], 0, 0, Budget(iterations=1))
@@ -122,10 +177,10 @@ def _overhead(experiment: Experiment, part: dict[str, Any], record: float, devic
 
 
 def _record_bytes(driver: Driver) -> int:
-    """About: with numbers of twenty digits, and as many measures as most problems have."""
-    measures = dict.fromkeys(("loss", "plain loss", "test loss", "accuracy"), 0.12345678901234567)
+    """About the size of a record, with all measures by which methods are compared."""
     counts = {"bp": 100000, "batches": 100000, "samples": 10000000, "seconds": 1000.123456}
-    return len(json.dumps({**counts, **measures, **dict.fromkeys(driver.diagnostics(), 0.12345678901234567)})) + 1
+    measures = [*(measure.key for measure in COMPARED), *driver.diagnostics()]
+    return len(json.dumps({**counts, **dict.fromkeys(measures, 0.12345678901234567)})) + 1
 
 
 def _flop(work: Callable[[], Any]) -> float:
@@ -135,7 +190,7 @@ def _flop(work: Callable[[], Any]) -> float:
 
 
 def _seconds(work: Callable[[], Any], at_least: float, device: str) -> float:
-    """Mean duration of a call, measured for at least this long after two calls to warm up.
+    """Mean seconds of a call, measured for at least this long after two calls to warm up.
 
     The number of calls is even, because the two passes of Step-Tuned SGD differ.
     """
@@ -151,7 +206,7 @@ def _seconds(work: Callable[[], Any], at_least: float, device: str) -> float:
 
 
 def duration(seconds: float) -> str:
-    """In words that fit the length."""
+    """Seconds as text, in a unit that fits."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 90 * 60:

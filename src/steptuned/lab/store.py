@@ -28,6 +28,7 @@ from typing import Any, Literal
 import filelock
 import torch
 
+from steptuned.lab.measures import COUNTS
 from steptuned.lab.spec import RunSpec, canonical
 
 Status = Literal["finished", "diverged", "failed", "running", "unfinished", "not begun", "corrupt"]
@@ -35,8 +36,6 @@ Status = Literal["finished", "diverged", "failed", "running", "unfinished", "not
 COMPLETE: tuple[Status, ...] = ("finished", "diverged")
 ENDED: tuple[Status, ...] = (*COMPLETE, "failed")
 TRIES = 3
-COUNTS = ("bp", "batches", "samples", "seconds", "evaluations")
-"""Keys of a record that count from the start of the run. The others are measured at the record."""
 RELEVANT = ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")
 """Keys of the environment that may change the numbers of a run."""
 

@@ -21,18 +21,23 @@ PAPER: dict[str, dict[str, float]] = {
 """The paper's Table 2."""
 
 
+def place(device: str, precision: str) -> str:
+    """The device, with the precision if it is not the usual one."""
+    return device if precision == "float32" else f"{device}-{precision}"
+
+
 @dataclass(frozen=True)
 class Timing:
-    """What was measured on one problem."""
+    """The measurements on one problem."""
 
     problem: str
     scale: str
     back_propagations: int
-    """Of one method in one round."""
+    """Per method and round."""
     seconds: dict[str, list[float]]
-    """Of each method, round by round."""
+    """For each method, one number per round."""
     optimizer: dict[str, list[float]]
-    """Seconds a back-propagation in the optimizer alone, measured in rounds of their own."""
+    """Seconds per back-propagation in the optimizer alone, measured in separate rounds."""
     batch: list[float]
     """Seconds to make one mini-batch."""
     environment: dict[str, Any]
@@ -40,22 +45,21 @@ class Timing:
 
     @property
     def where(self) -> str:
-        """The device, and the arithmetic if it is not the usual one."""
-        device = str(self.environment.get("device", "cpu"))
-        return device if self.precision == "float32" else f"{device}-{self.precision}"
+        return place(str(self.environment.get("device", "cpu")), self.precision)
 
     def ratio(self, method: str) -> tuple[float, float, float]:
-        """Median and quartiles of the time relative to SGD's in the same round."""
-        low, middle, high = np.quantile(np.divide(self.seconds[method], self.seconds["sgd"]), (0.25, 0.5, 0.75))
+        """Median and quartiles of the time relative to SGD in the same round."""
+        ratios = np.divide(self.seconds[method], self.seconds["sgd"])
+        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
         return float(middle), float(low), float(high)
 
     def milliseconds(self, method: str) -> float:
-        """A back-propagation with all that belongs to it."""
+        """Per back-propagation, with the mini-batch and the update."""
         return 1e3 * float(np.median(self.seconds[method])) / self.back_propagations
 
 
 class Timings:
-    """The measurements of a folder, one file a problem, scale and device."""
+    """The measurements of a folder: one file per problem, scale and device."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "table-2"
@@ -68,9 +72,10 @@ class Timings:
         return _timing(self._path(letter, scale, where))
 
     def sets(self) -> dict[tuple[str, str], list[Timing]]:
-        """All there are, by scale, the largest first, and device; each in the order of Table 1."""
+        """All timings by scale and device, the largest scale first, in the order of Table 1."""
         found: dict[tuple[str, str], list[Timing]] = {}
-        timings = [timing for timing in map(_timing, self.folder.glob("*.json")) if timing is not None]
+        read = map(_timing, self.folder.glob("*.json"))
+        timings = [timing for timing in read if timing is not None]
         order = SCALES[::-1]
         for timing in sorted(timings, key=lambda t: (order.index(t.scale), t.where, t.problem)):
             found.setdefault((timing.scale, timing.where), []).append(timing)
@@ -81,12 +86,11 @@ class Timings:
 
 
 def _timing(path: Path) -> Timing | None:
-    """None where it is not there, or of another origin: it is measured again."""
+    """None if the file is missing or is not a timing: then it is measured again."""
     try:
         timing = Timing(**json.loads(path.read_text()))
-        sound = (
-            timing.problem in TABLE_1 and timing.scale in SCALES and all(timing.seconds[n] and timing.optimizer[n] for n in TIMED)
-        )
+        measured = all(timing.seconds[name] and timing.optimizer[name] for name in TIMED)
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return timing if sound else None
+    known = timing.problem in TABLE_1 and timing.scale in SCALES
+    return timing if known and measured else None

@@ -1,44 +1,53 @@
-"""`steptuned data`: list and download the data sets."""
+"""`steptuned data`: lists the data sets and downloads missing ones."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from steptuned.lab.data.fetching import fetch
 from steptuned.lab.data.reading import MISSING, fault, folder
 from steptuned.lab.data.sets import SETS, DataError, DataSet
-from steptuned.lab.terminal import console, say, stop
+from steptuned.lab.terminal import console, open_table, say, stop
 
-app = typer.Typer(help="List and download the data sets.", no_args_is_help=True)
+app = typer.Typer(help="List the data sets and download missing ones.", no_args_is_help=True)
 
 Where = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Folder of data sets; default: STEPTUNED_DATA or a cache.")
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="Folder of data sets. Default: STEPTUNED_DATA, or a cache.",
+    ),
 ]
-Names = Annotated[list[str], typer.Argument(help="Data sets by name, or [bold]all[/]; see [bold]steptuned data status[/].")]
+Names = Annotated[
+    list[str],
+    typer.Argument(help="Names of data sets, or [bold]all[/]; see [bold]steptuned data status[/]."),
+]
+ONE_LINE: dict[str, Any] = {"soft_wrap": True, "highlight": False}
 
 
 @app.command()
 def status(data: Where = None) -> None:
-    """List the data sets. The checksum of every file is verified."""
+    """List the data sets. Every file is checked by its checksum."""
     where = data or folder()
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = open_table()
     for column in ("data set", "images", "size", "download", "state"):
-        table.add_column(column, justify="left" if column in ("data set", "state") else "right", overflow="fold")
+        justify: Any = "left" if column in ("data set", "state") else "right"
+        table.add_column(column, justify=justify, overflow="fold")
     for name, entry in SETS.items():
-        rows, size = entry.train_rows + entry.test_rows, sum(file.size for file in entry.files)
+        images, size = entry.train_rows + entry.test_rows, sum(file.size for file in entry.files)
         download = sum(download.file.size for download in entry.downloads)
-        table.add_row(name, f"{rows:,}", _mb(size), _mb(download), _state(entry, where))
+        table.add_row(name, f"{images:,}", _mb(size), _mb(download), _state(entry, where))
     console.print(table)
-    console.print(f"folder: {escape(str(where))}", soft_wrap=True, highlight=False)
+    console.print(f"folder: {escape(str(where))}", **ONE_LINE)
 
 
 @app.command()
 def get(names: Names, data: Where = None) -> None:
-    """Download data sets. Existing files are kept if their checksum is right, and replaced if not.
+    """Download data sets. Intact ones are not downloaded again; damaged ones are replaced.
 
     Example: [bold]steptuned data get cifar-10 mnist[/]
     """
@@ -46,8 +55,7 @@ def get(names: Names, data: Where = None) -> None:
         if name not in [*SETS, "all"]:
             stop(f"there is no data set {name!r}; valid: all, {', '.join(SETS)}")
     chosen = list(SETS) if "all" in names else list(dict.fromkeys(names))
-    # If one fails, the others are still downloaded.
-    done = [_get(name, data or folder()) for name in chosen]
+    done = [_get(name, data or folder()) for name in chosen]  # goes on after a failure
     if not all(done):
         raise typer.Exit(1)
 
@@ -59,19 +67,21 @@ def _get(name: str, where: Path) -> bool:
         say(str(error))
         return False
     except KeyboardInterrupt:
-        stop("stopped; what is there is whole, and the same command again fetches the rest", code=130)
+        advice = "complete files are kept, and the same command downloads the rest"
+        stop(f"stopped; {advice}", code=130)
     home = escape(str(where / SETS[name].folder))
-    console.print(f"{name}: {'fetched' if fetched else 'there already'}, {home}", soft_wrap=True, highlight=False)
+    console.print(f"{name}: {'fetched' if fetched else 'there already'}, {home}", **ONE_LINE)
     return True
 
 
 def _state(entry: DataSet, where: Path) -> str:
-    wrong = {file.name: fault(where / entry.folder / file.name, file) for file in entry.files}
-    if not any(wrong.values()):
+    faults = {file.name: fault(where / entry.folder / file.name, file) for file in entry.files}
+    if not any(faults.values()):
         return "[green]there[/]"
-    if all(reason == MISSING for reason in wrong.values()):
+    if all(reason == MISSING for reason in faults.values()):
         return "not there"
-    return "[red]damaged:[/] " + escape("; ".join(f"{name} {reason}" for name, reason in wrong.items() if reason))
+    reasons = "; ".join(f"{name} {reason}" for name, reason in faults.items() if reason)
+    return f"[red]damaged:[/] {escape(reasons)}"
 
 
 def _mb(size: int) -> str:

@@ -1,88 +1,49 @@
-"""What gamma does, from the logs: its quartiles over time, and the bounds that clip it."""
+"""What gamma does, from the logs: the bounds that clip it and the axis that shows it."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from steptuned.lab.methods.base import widened
-from steptuned.lab.results import Results
+from steptuned.lab.report.bands import BEYOND, Array, Band
 from steptuned.lab.search import Group
 
-Curve = NDArray[np.float64]
-
-BEYOND = 1e30
-"""Stands for an infinite raw gamma (zero curvature) on an axis."""
+Bounds = tuple[float, float]
 NEAR = 10.0
-"""An extreme that is at most this factor beyond the others is no outlier."""
+"""An extreme at most this factor beyond the other values is not an outlier."""
 
 
-@dataclass(frozen=True)
-class Quartiles:
-    """Quartiles of gamma or raw gamma between log records, each the median over the seeds."""
-
-    x: Curve
-    low: Curve
-    median: Curve
-    high: Curve
-
-    @property
-    def varies(self) -> bool:
-        return bool((self.high > self.low).any())
-
-
-def quartiles_of(
-    group: Group,
-    results: Results,
-    key: str,
-    x: Callable[[dict[str, Any]], float],
-) -> Quartiles | None:
-    """The quartiles of ``key`` (``gamma`` or ``raw gamma``); None if no log has them."""
-    names = [f"{key} {part}" for part in ("low", "median", "high")]
-    runs = []
-    for spec in group.specs.values():
-        records = [record for record in results.records(spec) if names[1] in record]
-        rows = [(x(record), *(record[name] for name in names)) for record in records]
-        if rows:
-            run = np.nan_to_num(np.array(rows, dtype=float).T, nan=np.nan, posinf=BEYOND)
-            runs.append(run[:, np.isfinite(run).all(0)])
-    if not runs:
-        return None
-    shortest = min(run.shape[1] for run in runs)
-    at, low, median, high = np.median([run[:, :shortest] for run in runs], axis=0)
-    return Quartiles(at, low, median, high)
-
-
-def bounds_of(group: Group) -> tuple[float, float] | None:
-    """m and M of the winner, M as the method uses it: not below nu."""
+def bounds_of(group: Group) -> Bounds | None:
+    """m and M of the winner, with M as the method uses it (at least nu)."""
     if group.winner is None or not {"bounds", "nu"} <= group.winner.hyper.keys():
         return None
     return widened(group.winner.hyper["bounds"], group.winner.hyper["nu"])
 
 
-def is_fixed(bounds: tuple[float, float] | None) -> bool:
-    """Whether the bounds are equal, so that gamma is a constant and nothing is tuned."""
+def is_fixed(bounds: Bounds | None) -> bool:
+    """Whether the bounds are equal, so that gamma is constant and nothing is tuned."""
     return bounds is not None and bounds[0] == bounds[1]
 
 
-def limits(
-    bands: Iterable[Quartiles],
-    bounds: Iterable[tuple[float, float]],
-    outside: float = 0.02,
-) -> tuple[float, float] | None:
-    """Limits of a logarithmic axis that show the bounds and all but the outliers of the bands."""
-    ends = [value for pair in bounds for value in pair]
-    for band in bands:
-        low, high = (curve[curve > 0] for curve in (band.low, band.high))
-        if len(low) and len(high):
-            # Without interpolation, which an outlier of 1e20 would still pull far away.
-            trimmed = np.quantile(low, outside, method="higher") / NEAR
-            ends.append(float(low.min() if low.min() >= trimmed else trimmed * NEAR))
-            trimmed = np.quantile(high, 1 - outside, method="lower") * NEAR
-            ends.append(float(high.max() if high.max() <= trimmed else trimmed / NEAR))
-    ends = [end for end in ends if 0 < end < BEYOND]
+def extent(low: Array, high: Array, outside: float = 0.02) -> Bounds | None:
+    """The range of a band without its outliers; None if nothing of it is positive."""
+    low, high = low[low > 0], high[high > 0]
+    if not len(low) or not len(high):
+        return None
+    # Without interpolation: an outlier of 1e20 would still move the result far away.
+    first = float(np.quantile(low, outside, method="higher"))
+    last = float(np.quantile(high, 1 - outside, method="lower"))
+    least, most = float(low.min()), float(high.max())
+    return (
+        least if least >= first / NEAR else first,
+        most if most <= last * NEAR else last,
+    )
+
+
+def limits(bands: Iterable[Band], bounds: Iterable[Bounds]) -> Bounds | None:
+    """Limits of a logarithmic axis that show the bounds and the bands without their outliers."""
+    extents = [extent(band.low, band.high) for band in bands]
+    ends = [end for pair in (*bounds, *extents) if pair for end in pair if 0 < end < BEYOND]
     if not ends:
         return None
     margin = max(1.15, (max(ends) / min(ends)) ** 0.06)

@@ -30,11 +30,11 @@ SYMBOLS: dict[claims.Verdict, str] = {
     "consistent": "(✔)",
     "inconsistent": "(✘)",
     "mixed": "±",
-    "not run": "–",
+    "not run": "·",
 }
 LEGEND = (
     "✔ reproduced, ✘ not reproduced (at least 5 seeds or 20 instances); (✔) consistent, (✘) inconsistent "
-    "(3 or 4 seeds); ± mixed: plain loss and J, or two scales, disagree; – not run."
+    "(3 or 4 seeds); ± mixed: plain loss and J, or two scales, disagree; · not run."
 )
 CONTROLS = ("controls-f", "controls-a")
 VARIANTS = "beyond-"

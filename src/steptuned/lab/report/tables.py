@@ -2,36 +2,41 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.markup import escape
 from rich.table import Table as RichTable
 
 from steptuned.lab.claims import JUDGED, OTHERS, SIX, TUNED, Claim, Judgement, criteria_hash
+from steptuned.lab.measures import COMPARED, LOSS, Measure
 from steptuned.lab.methods import METHODS
 from steptuned.lab.paired_runs import MissingRuns, PairedRuns
 from steptuned.lab.problems.table1 import TABLE_1
+from steptuned.lab.rate import rate_of
 from steptuned.lab.report.figures import label_of
-from steptuned.lab.report.measures import compare, ends, instances_to_level, rate_of
+from steptuned.lab.report.instances import compare, ends, instances_to_level
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
 from steptuned.lab.statistics import Comparison, performance_profiles
 from steptuned.lab.table2 import PAPER, TIMED, Timing
+from steptuned.lab.terminal import open_table
 
 FACTORS = (1.0, 1.1, 1.5, 2.0, 5.0)
-"""Of the performance profiles."""
+"""The columns of a performance profile."""
+QUARTERS = (0.25, 0.5, 0.75)
 
 
 @dataclass
 class Table:
-    """Plain words, so that it can be shown anywhere."""
+    """A table of plain text, which can be shown anywhere."""
 
     title: str
     columns: list[str]
     rows: list[list[str]] = field(default_factory=list)
 
     def for_terminal(self) -> RichTable:
-        table = RichTable(title=escape(self.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
+        table = open_table(title=escape(self.title), title_justify="left")
         for column in self.columns:
             table.add_column(escape(column))
         for row in self.rows:
@@ -40,68 +45,102 @@ class Table:
 
     def markdown(self) -> str:
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        heading = f"**{self.title}**\n\n" if self.title else ""
-        return heading + "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+        rows = [" | ".join(cell.replace("|", "/") for cell in line) for line in lines]
+        heading = [f"**{self.title}**", ""] if self.title else []
+        return "\n".join([*heading, *(f"| {row} |" for row in rows)])
 
 
 def summary(outcome: Outcome, results: Results) -> list[Table]:
-    """Who reached what, after how many back-propagations."""
+    """What each method reached, after how many back-propagations."""
     experiment = outcome.experiment
-    tables = [_rates(outcome, results) if experiment.figure == "rate" else _methods(outcome, results)]
+    is_rate = experiment.figure == "rate"
+    tables = [_rates(outcome, results) if is_rate else _methods(outcome, results)]
     if experiment.instances > 1:
         tables.append(_instances(outcome, results))
     return tables
 
 
 def _methods(outcome: Outcome, results: Results) -> Table:
-    experiment = outcome.experiment
+    """One row per method, on the first instance."""
     groups = [group for group in outcome.groups if group.instance == 0]
-    lasts = {g.entry.name: [r for r in map(results.final, g.specs.values()) if r is not None] for g in groups}
-    everyone = [record for records in lasts.values() for record in records]
-    level = (
-        outcome.star[0, 0] + experiment.selection.within if outcome.star else 1.1 * min((r["loss"] for r in everyone), default=0.0)
-    )
-    near = f"bp to J* + {experiment.selection.within:g}" if outcome.star else f"bp to J = {level:.3g}"
-    tested = [key for key in ("accuracy", "test loss") if any(key in record for record in everyone)]
-    columns = ["method and choice", "grid", "seeds", "bp", "final J: mean (min to max)", near, *tested]
-    table = Table(f"{experiment.name} ({experiment.scale}): {experiment.title}", columns)
+    finals = {group.entry.name: _finals(group, results) for group in groups}
+    everyone = [record for records in finals.values() for record in records]
+    level = Level.of(outcome, everyone)
+    others = [m for m in COMPARED if m is not LOSS and any(m.key in r for r in everyone)]
+    columns = ["method and choice", "grid", "seeds", "bp"]
+    columns += [f"final {LOSS.name}: mean (min to max)", level.title, *(m.name for m in others)]
+    table = Table(_title(outcome), columns)
     for group in groups:
-        records = lasts[group.entry.name]
-        reached = [
-            first_below(results.records(spec), outcome.star[0, seed] + experiment.selection.within if outcome.star else level)
-            for seed, spec in group.specs.items()
-        ]
-        there = [r for r in reached if r is not None]
-        row = [
-            label_of(group),
-            _grid(group, experiment.selection.rule),
-            f"{len(records)}/{experiment.seeds}{'' if len(records) == experiment.seeds else ' SEEDS'}",
-            str(records[0]["bp"]) if records else "",
-            _spread([record["loss"] for record in records], ".4g"),
-            f"{np.median(there):.0f} ({len(there)}/{len(reached)})" if there else "never",
-        ]
-        table.rows.append(row + [_spread([r[key] for r in records], ".2%" if key == "accuracy" else ".4g") for key in tested])
+        records = finals[group.entry.name]
+        row = [label_of(group), _grid(group, outcome.experiment.selection.rule), _seeds(len(records), outcome.experiment.seeds)]
+        row += [str(records[0]["bp"]) if records else "", _spread(records, LOSS)]
+        row += [level.reached(group, results), *(_spread(records, m) for m in others)]
+        table.rows.append(row)
     return table
 
 
-ORDERS = (
-    ("plain loss", "lowest plain training loss", 1),
-    ("loss", "lowest J", 1),
-    ("test loss", "lowest test loss", 1),
-    ("accuracy", "highest accuracy", -1),
-)
+@dataclass(frozen=True)
+class Level:
+    """The loss that methods race to: near J*, or 10 % above the smallest final loss."""
+
+    title: str
+    loss: dict[int, float]
+    """For each seed; empty if it is the same for all seeds."""
+    default: float = 0.0
+
+    @classmethod
+    def of(cls, outcome: Outcome, finals: list[dict[str, Any]]) -> "Level":
+        if not outcome.star:
+            loss = 1.1 * min((record["loss"] for record in finals), default=0.0)
+            return cls(f"bp to {LOSS.name} = {loss:.3g}", {}, loss)
+        within = outcome.experiment.selection.within
+        stars = {seed: star for (instance, seed), star in outcome.star.items() if instance == 0}
+        losses = {seed: star + within for seed, star in stars.items()}
+        return cls(f"bp to J* + {within:g}", losses)
+
+    def reached(self, group: Group, results: Results) -> str:
+        """The median of the back-propagations that the seeds need, and how many get there."""
+        levels = {seed: self.loss[seed] if self.loss else self.default for seed in group.specs}
+        logs = {seed: results.records(spec) for seed, spec in group.specs.items()}
+        times = [first_below(log, levels[seed]) for seed, log in logs.items()]
+        there = [time for time in times if time is not None]
+        return f"{np.median(there):.0f} ({len(there)}/{len(times)})" if there else "never"
 
 
 def ranking(outcome: Outcome, results: Results) -> str:
-    """Who ended best, in a sentence, where there is one instance."""
+    """The order of the methods at the end, in a sentence, if there is one instance."""
     if outcome.experiment.instances > 1 or outcome.experiment.figure == "rate":
         return ""
-    lasts = {group.entry.label: [r for r in map(results.final, group.specs.values()) if r is not None] for group in outcome.groups}
+    finals = {group.entry.label: _finals(group, results) for group in outcome.groups}
     orders = []
-    for key, words, sign in ORDERS:
-        ends = {label: sign * np.mean([r[key] for r in rs]) for label, rs in lasts.items() if rs and key in rs[0]}
-        orders += [f"{words}: {', '.join(sorted(ends, key=ends.__getitem__))}"] if len(ends) > 1 else []
-    return f"From best to worst at the end, by the mean of the seeds, {'; '.join(orders)}." if orders else ""
+    for measure in COMPARED:
+        means = {
+            label: float(np.mean([record[measure.key] for record in records]))
+            for label, records in finals.items()
+            if records and measure.key in records[0]
+        }
+        highest = measure.better == "max"
+        order = sorted(means, key=means.__getitem__, reverse=highest)
+        if len(order) > 1:
+            words = f"{'highest' if highest else 'lowest'} {measure.name}"
+            orders.append(f"{words}: {', '.join(order)}")
+    start = "From best to worst at the end, by the mean of the seeds"
+    return f"{start}, {'; '.join(orders)}." if orders else ""
+
+
+def _finals(group: Group, results: Results) -> list[dict[str, Any]]:
+    """The final values of the finished seeds."""
+    finals = [results.final(spec) for spec in group.specs.values()]
+    return [final for final in finals if final is not None]
+
+
+def _title(outcome: Outcome) -> str:
+    experiment = outcome.experiment
+    return f"{experiment.name} ({experiment.scale}): {experiment.title}"
+
+
+def _seeds(finished: int, asked: int) -> str:
+    return f"{finished}/{asked}{'' if finished == asked else ' SEEDS'}"
 
 
 def _grid(group: Group, rule: str) -> str:
@@ -116,82 +155,90 @@ def _grid(group: Group, rule: str) -> str:
 
 
 def _instances(outcome: Outcome, results: Results) -> Table:
+    """Quartiles over the instances, and on how many each method beats the first one."""
     soonest = outcome.experiment.selection.rule == "soonest"
-    numbers = instances_to_level(outcome, results) if soonest else ends(outcome, results)
-    what = f"iterations to J* + {outcome.experiment.selection.within:g}" if soonest else "J at the end"
-    names = list(numbers)
-    base = "sgd" if "sgd" in names else names[0]
-    columns = [
-        "method",
-        "reached" if soonest else "finished",
-        "median (quartiles)",
-        f"smaller than {base} on",
-        "95 % interval",
-        "median ratio",
-    ]
+    numbers = (instances_to_level if soonest else ends)(outcome, results)
+    level = f"iterations to J* + {outcome.experiment.selection.within:g}"
+    what = level if soonest else f"{LOSS.name} at the end"
+    base = "sgd" if "sgd" in numbers else next(iter(numbers))
+    columns = ["method", "reached" if soonest else "finished", "median (quartiles)"]
+    columns += [f"smaller than {base} on", "95 % interval", "median ratio"]
     table = Table(f"{what}, over {outcome.experiment.instances} instances", columns)
     labels = {group.entry.name: group.entry.label for group in outcome.groups}
-    for name in names:
-        values = [v for v in numbers[name] if v is not None]
-        quartiles = np.quantile(values, (0.25, 0.5, 0.75)) if values else [np.nan] * 3
-        row = [
-            labels[name],
-            f"{len(values)}/{len(numbers[name])}",
-            f"{quartiles[1]:.4g} ({quartiles[0]:.4g} to {quartiles[2]:.4g})",
-        ]
+    for name, of_method in numbers.items():
+        values = [v for v in of_method if v is not None]
+        low, middle, high = np.quantile(values, QUARTERS) if values else [np.nan] * 3
+        row = [labels[name], f"{len(values)}/{len(of_method)}"]
+        row.append(f"{middle:.4g} ({low:.4g} to {high:.4g})")
         if name != base:
             c = compare(numbers, name, base)
-            row += [f"{c.wins}/{c.instances}", f"{c.low:.0%} to {c.high:.0%}", f"{c.median_ratio:.3g}"]
+            row += [f"{c.wins}/{c.instances}", f"{c.low:.0%} to {c.high:.0%}"]
+            row.append(f"{c.median_ratio:.3g}")
         table.rows.append(row + [""] * (len(columns) - len(row)))
     return table
 
 
 def _rates(outcome: Outcome, results: Results) -> Table:
     columns = ["delta", "seeds", "k up to", "slope (95 % interval)", "theorem: at most", "verdict"]
-    table = Table(f"{outcome.experiment.name} ({outcome.experiment.scale}): {outcome.experiment.title}", columns)
+    table = Table(_title(outcome), columns)
     for group in outcome.groups:
         fit = rate_of(group, results)
         if fit is not None:
             slope = f"{fit.slope:.3f} ({fit.low:.3f} to {fit.high:.3f})"
-            seeds = sum(results.final(spec) is not None for spec in group.specs.values())
-            row = [f"{fit.delta:g}", str(seeds), f"{fit.k[-1]:.0f}", slope, f"{-(0.5 - fit.delta):.3f}", fit.verdict]
-            table.rows.append(row)
+            row = [f"{fit.delta:g}", str(len(_finals(group, results))), f"{fit.k[-1]:.0f}", slope]
+            table.rows.append([*row, f"{fit.bound:.3f}", fit.verdict])
     return table
 
 
 def claims(judged: list[tuple[Claim, Judgement]]) -> list[Table]:
     """Every claim with its verdict, then the criteria, then the comparisons behind the verdicts."""
-    columns = ["#", "verdict", "claim", "n", "weakest comparison [95 % interval]", "scale", "measured"]
-    verdicts = Table("the paper's claims, judged by these runs", columns)
-    criteria = Table(f"the criteria, fixed before the runs ({criteria_hash()})", ["#", "reproduced if"])
-    columns = ["#", "compared", "scale", "by", "n", "median [95 % interval]", "p", "better in", "below"]
-    compared = Table("the comparisons: A / B or A - B, pair by pair; p: sign-flip test that A is below B", columns)
+    criteria_title = f"the criteria, fixed before the runs ({criteria_hash()})"
+    criteria = Table(criteria_title, ["#", "reproduced if"])
+    criteria.rows = [[str(claim.number), claim.criterion.criterion] for claim, _ in judged]
+    compared = _comparisons(judged)
+    return [_verdicts(judged), criteria, *([compared] if compared.rows else [])]
+
+
+def _verdicts(judged: list[tuple[Claim, Judgement]]) -> Table:
+    columns = ["#", "verdict", "claim", "n", "weakest comparison [95 % interval]"]
+    table = Table("the paper's claims, judged by these runs", [*columns, "scale", "measured"])
     for claim, j in judged:
-        number, weakest = str(claim.number), j.weakest
-        numbers = "" if weakest is None else f"{interval(weakest.result)}, p = {weakest.result.p:.2g}"
+        weakest = None if j.weakest is None else j.weakest.result
+        numbers = "" if weakest is None else f"{interval(weakest)}, p = {weakest.p:.2g}"
         n = f"{j.n} {j.pairs}" if j.n else ""
         measured = ". ".join(filter(None, (j.measured, other_criteria(j))))
-        verdicts.rows.append([number, j.verdict, claim.text, n, numbers, ", ".join(j.scales), measured])
-        criteria.rows.append([number, claim.criterion.criterion])
+        row = [str(claim.number), j.verdict, claim.text, n, numbers, ", ".join(j.scales), measured]
+        table.rows.append(row)
+    return table
+
+
+def _comparisons(judged: list[tuple[Claim, Judgement]]) -> Table:
+    columns = ["#", "compared", "scale", "by", "n", "median [95 % interval]", "p"]
+    title = "the comparisons: A / B or A - B, pair by pair; p: sign-flip test that A is below B"
+    table = Table(title, [*columns, "better in", "below"])
+    for claim, j in judged:
         for one in j.comparisons:
             c = one.result
-            row = [number, one.what, one.scale, one.measure, f"{c.n} {one.pairs.kind}", interval(c)]
-            compared.rows.append([*row, f"{c.p:.2g}", f"{c.better:.0%}", "yes" if one.below else "no"])
-    return [verdicts, criteria, *([compared] if compared.rows else [])]
+            row = [str(claim.number), one.what, one.scale, one.measure, f"{c.n} {one.pairs.kind}"]
+            row += [interval(c), f"{c.p:.2g}", f"{c.better:.0%}", "yes" if one.below else "no"]
+            table.rows.append(row)
+    return table
 
 
 def profiles(folder: Path) -> list[Table]:
-    """How often each method is within a factor of the best final plain loss, for each scale with several problems."""
+    """How often each method is within a factor of the best final plain loss, for each scale."""
     methods = (*OTHERS, TUNED)
     tables = []
     for scale in JUDGED:
         runs = PairedRuns(folder, scale)
-        finals = {name: values for name in SIX if (values := _final_means(runs, name, methods)) is not None}
+        means = {name: _final_means(runs, name, methods) for name in SIX}
+        finals = {name: values for name, values in means.items() if values is not None}
         if len(finals) < 2:
             continue
         costs = {method: [values[method] for values in finals.values()] for method in methods}
         problems = " ".join(f"({name[-1]})" for name in finals)
-        title = f"performance profile ({scale}), problems {problems}: share with a final plain loss within a factor of the best"
+        what = "share with a final plain loss within a factor of the best"
+        title = f"performance profile ({scale}), problems {problems}: {what}"
         table = Table(title, ["method", *(f"{factor:g}" for factor in FACTORS)])
         for method, shares in performance_profiles(costs, FACTORS).items():
             table.rows.append([METHODS[method].label, *(f"{share:.0%}" for share in shares)])
@@ -199,13 +246,18 @@ def profiles(folder: Path) -> list[Table]:
     return tables
 
 
-def _final_means(runs: PairedRuns, name: str, methods: tuple[str, ...]) -> dict[str, float] | None:
-    """The mean final plain loss of each method over the same seeds; None where runs are missing."""
+def _final_means(
+    runs: PairedRuns,
+    name: str,
+    methods: tuple[str, ...],
+) -> dict[str, float] | None:
+    """The mean final plain loss of each method over the same seeds; None if runs are missing."""
     try:
         pairs = runs.pairs(methods, name)
-        return {method: float(runs.finals(name, method, pairs, "plain loss").mean()) for method in methods}
+        finals = {method: runs.finals(name, method, pairs, "plain loss") for method in methods}
     except MissingRuns:
         return None
+    return {method: float(values.mean()) for method, values in finals.items()}
 
 
 def interval(c: Comparison) -> str:
@@ -213,31 +265,57 @@ def interval(c: Comparison) -> str:
 
 
 def other_criteria(judgement: Judgement) -> str:
-    """A note on runs that were not made under the criteria they are judged by."""
+    """A note on runs that were made under other criteria than they are judged by."""
     n = judgement.other_criteria
     return f"made under other criteria: {n} run{'s' * (n > 1)}" if n else ""
 
 
 def wall_clock(timings: list[Timing]) -> list[Table]:
-    """Table 2: the ratios beside the paper's, and where the time goes."""
-    scale, compared = timings[0].scale, [name for name in TIMED if name != "sgd"]
-    columns = ["problem", *(f"{METHODS[name].label} [paper]" for name in compared), "rounds", "bp a round"]
-    ratios = Table(f"table-2 ({scale}): time per epoch relative to SGD, median (quartiles) of the ratio [the paper's]", columns)
-    columns = ["problem", "a mini-batch", *(f"{METHODS[name].label}: all / optimizer" for name in TIMED)]
-    profile = Table("where the time goes, milliseconds per back-propagation (medians)", columns)
+    """Table 2: the ratios next to the paper's, and where the time goes."""
+    return [_ratios(timings), _profile(timings)]
+
+
+def _ratios(timings: list[Timing]) -> Table:
+    compared = [name for name in TIMED if name != "sgd"]
+    columns = ["problem", *(f"{METHODS[name].label} [paper]" for name in compared)]
+    what = "time per epoch relative to SGD, median (quartiles) of the ratio [the paper's]"
+    table = Table(f"table-2 ({timings[0].scale}): {what}", [*columns, "rounds", "bp per round"])
     for timing in timings:
-        problem = f"({timing.problem}) {TABLE_1[timing.problem]['title']}"
-        cells = []
+        row = [_problem(timing)]
         for name in compared:
             middle, low, high = timing.ratio(name)
-            cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f}) [{PAPER[name][timing.problem]:.2f}]")
-        ratios.rows.append([problem, *cells, str(len(timing.seconds["sgd"])), str(timing.back_propagations)])
-        parts = [f"{timing.milliseconds(name):.2f} / {1e3 * float(np.median(timing.optimizer[name])):.2f}" for name in TIMED]
-        profile.rows.append([problem, f"{1e3 * float(np.median(timing.batch)):.2f}", *parts])
-    return [ratios, profile]
+            paper = PAPER[name][timing.problem]
+            row.append(f"{middle:.3f} ({low:.3f} to {high:.3f}) [{paper:.2f}]")
+        row += [str(len(timing.seconds["sgd"])), str(timing.back_propagations)]
+        table.rows.append(row)
+    return table
 
 
-def _spread(values: list[float], form: str) -> str:
+def _profile(timings: list[Timing]) -> Table:
+    columns = ["problem", "mini-batch", *(f"{METHODS[n].label}: all / optimizer" for n in TIMED)]
+    title = "where the time goes, milliseconds per back-propagation (medians)"
+    table = Table(title, columns)
+    for timing in timings:
+        row = [_problem(timing), f"{_milliseconds(timing.batch):.2f}"]
+        for name in TIMED:
+            optimizer = _milliseconds(timing.optimizer[name])
+            row.append(f"{timing.milliseconds(name):.2f} / {optimizer:.2f}")
+        table.rows.append(row)
+    return table
+
+
+def _problem(timing: Timing) -> str:
+    return f"({timing.problem}) {TABLE_1[timing.problem]['title']}"
+
+
+def _milliseconds(seconds: list[float]) -> float:
+    return 1e3 * float(np.median(seconds))
+
+
+def _spread(records: list[dict[str, Any]], measure: Measure) -> str:
+    """Mean, smallest and largest value."""
+    values = [record[measure.key] for record in records if measure.key in record]
     if not values:
         return ""
+    form = measure.format
     return f"{np.mean(values):{form}} ({min(values):{form}} to {max(values):{form}})"

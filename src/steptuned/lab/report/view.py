@@ -2,63 +2,51 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from steptuned.lab.report.figures import label_of, per_epoch, size_of, style_of
-from steptuned.lab.report.gamma import bounds_of, is_fixed
-from steptuned.lab.report.measures import rate_of
+from steptuned.lab.curves import Records
+from steptuned.lab.measures import (
+    COMPARED,
+    DISTANCE,
+    LOSS,
+    MEASURES,
+    SMALLEST_GRADIENT,
+    X_AXES,
+    Measure,
+    logged,
+)
+from steptuned.lab.rate import rate_of
+from steptuned.lab.report.axes import Series
+from steptuned.lab.report.bands import Array, Band, Values, band_of, curves_of, over_seeds
+from steptuned.lab.report.figures import (
+    RATE_COLOURS,
+    distances,
+    first_instance,
+    label_of,
+    per_epoch,
+    series_of,
+    size_of,
+)
+from steptuned.lab.report.gamma import Bounds, extent
 from steptuned.lab.results import TolerantResults, outcome_of, sources
 from steptuned.lab.search import Group, Outcome, Score
-from steptuned.lab.store import COMPLETE, Run, Status, Store, final_of
+from steptuned.lab.store import COMPLETE, Status, Store, final_of
 
 POINTS = 40_000
-"""Points of all the curves of a page together; a record has up to 18 numbers."""
+"""Points of all curves of a page together; a record has up to 18 numbers."""
 LEAST, MOST = 60, 1_000
 """Points of one curve."""
+COUNTED = ("bp", "samples", "seconds")
+"""What the page can draw curves over. It computes epochs from back-propagations."""
+WATCHED = {key for m in MEASURES if m.height for key in (m.key, m.middle)}
+"""The extremes of these are drawn, however many records are left out."""
 
-AXES = (
-    ("bp", "back-propagations"),
-    ("epochs", "epochs (of back-propagations)"),
-    ("samples", "samples"),
-    ("seconds", "seconds of training"),
-)
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A row of the plots: a key of the log and how it is drawn."""
-
-    key: str
-    title: str
-    log: bool = False
-    shown: bool = True
-    """Whether it is drawn before the reader asks for it."""
-    share: bool = False
-    """From 0 to 1."""
-
-
-MEASURES = (
-    Measure("loss", "training loss J", log=True),
-    Measure("plain loss", "plain training loss", log=True),
-    Measure("accuracy", "test accuracy"),
-    Measure("test loss", "test loss", log=True),
-    Measure("gamma", "gamma", log=True),
-    Measure("raw gamma", "raw gamma", log=True),
-    Measure("negative curvature", "share of negative curvature", shown=False, share=True),
-    Measure("at lower", "share at the lower bound", shown=False, share=True),
-    Measure("at upper", "share at the upper bound", shown=False, share=True),
-    Measure("effective lr", "effective lr", log=True, shown=False),
-    Measure("negative", "negative curvature", share=True),  # only older logs have it
-)
-QUARTILES = ("low", "median", "high")
-"""A measure with these parts is drawn as a line with a band."""
-KEPT = ("loss", "plain loss", "accuracy", "test loss", "gamma", "gamma median")
-"""Their extremes are drawn, however many records are left out."""
+Numbers = list[float | None]
 
 
 @dataclass
@@ -72,21 +60,36 @@ class Tried:
 
 
 @dataclass
+class PageBand:
+    """A curve with its band, at the records of a line; None where some seed has no value."""
+
+    low: Numbers
+    middle: Numbers
+    high: Numbers
+    quartiles: bool
+    extent: Bounds | None
+    """What the axis shows of quartiles."""
+
+
+@dataclass
 class Line:
-    """A method on a panel: all its seeds, on the same records."""
+    """A method on a panel: all its seeds, at the same records."""
 
     name: str
     label: str
     colour: str
     dash: str
-    x: list[dict[str, list[float | None]]]
+    x: list[dict[str, Numbers]]
     """For each seed."""
-    y: list[dict[str, list[float | None]]]
+    y: list[dict[str, Numbers]]
     seeds: list[int]
     note: str = ""
     """What is missing, if anything is."""
-    bounds: tuple[float, float] | None = None
+    bounds: Bounds | None = None
     """m and M, where gamma is tuned."""
+    mean_x: dict[str, Numbers] = field(default_factory=dict)
+    bands: dict[str, PageBand] = field(default_factory=dict)
+    """By the key of the measure. There is none for a single seed without quartiles."""
 
 
 @dataclass
@@ -130,12 +133,13 @@ def view_of(folder: Path) -> View:
     view = View(damaged=damaged)
     results = TolerantResults(Store(folder), view.damaged)
     view.damaged += _unreadable(results.store)
-    outcomes = [[outcome_of(experiment, results) for experiment in source.experiments] for source in found]
-    curves = sum(len(g.specs) for panels in outcomes for outcome in panels for g in outcome.groups if g.instance == 0)
+    outcomes = [[outcome_of(e, results) for e in source.experiments] for source in found]
+    groups = [g for panels in outcomes for outcome in panels for g in first_instance(outcome)]
+    curves = sum(len(group.specs) for group in groups)
     points = max(LEAST, min(MOST, POINTS // max(1, curves)))
-    for source, panels in zip(found, outcomes, strict=True):
-        shown = [_panel(f"{outcome.experiment.name}-{source.scale}", outcome, results, points) for outcome in panels]
-        view.figures.append(Shown(source.name, source.scale, source.command, shown, panels))
+    for source, of_figure in zip(found, outcomes, strict=True):
+        panels = [_panel(source.scale, outcome, results, points) for outcome in of_figure]
+        view.figures.append(Shown(source.name, source.scale, source.command, panels, of_figure))
     view.environments = _environments(results.store)
     return view
 
@@ -144,66 +148,46 @@ def _unreadable(store: Store) -> list[str]:
     sentences = []
     for run in store.runs():
         try:
-            spec = run.spec
+            named = f"{run.folder.name} ({run.spec.method})"
         except (ValueError, OSError):
-            sentences.append(f"{run.folder.name}: its spec.json cannot be read; delete the folder to run it again")
+            problem = "its spec.json cannot be read; delete the folder to run it again"
+            sentences.append(f"{run.folder.name}: {problem}")
             continue
         if run.read("result.json") is not None and run.result() is None:
-            sentences.append(f"{run.folder.name} ({spec.method}): its log is longer or shorter than it ended; it will be run again")
+            problem = "its log is longer or shorter than it ended; it will be run again"
+            sentences.append(f"{named}: {problem}")
         elif run.result() is not None and not run.is_sound():
-            sentences.append(
-                f"{run.folder.name} ({spec.method}): its log is not the one it ended with; delete the folder to run it again"
-            )
+            problem = "its log is not the one it ended with; delete the folder to run it again"
+            sentences.append(f"{named}: {problem}")
     return sentences
 
 
 def _environments(store: Store) -> list[dict[str, Any]]:
-    different = {json.dumps(e, sort_keys=True): e for e in (run.environment() for run in store.runs()) if isinstance(e, dict)}
+    found = [run.environment() for run in store.runs()]
+    different = {json.dumps(e, sort_keys=True): e for e in found if isinstance(e, dict)}
     return list(different.values())
 
 
-# ---------------------------------------------------------------------------------------------- a panel
+# --------------------------------------------------------------------------------------- a panel
 
 
-def _panel(identity: str, outcome: Outcome, results: TolerantResults, points: int) -> Panel:
+def _panel(scale: str, outcome: Outcome, results: TolerantResults, points: int) -> Panel:
     experiment = outcome.experiment
-    groups = [group for group in outcome.groups if group.instance == 0]
+    groups = first_instance(outcome)
     epoch = per_epoch(outcome)
-    if experiment.figure == "rate":
-        lines, rows, axes = (
-            _rate_lines(groups, results),
-            [Measure("smallest", "min of the mean of |grad J|^2", log=True)],
-            [("k", "iterations k")],
-        )
-        thinned = ""
+    is_rate = experiment.figure == "rate"
+    if is_rate:
+        lines, thinned = _rate_lines(groups, results), ""
     else:
-        longest = 0
-        lines = []
-        for index, group in enumerate(groups):
-            line, length = _line(index, group, outcome, results, points)
-            lines.append(line)
-            longest = max(longest, length)
-        there = {key for line in lines for y in line.y for key in y}
-        rows = [row for row in MEASURES if row.key in there or f"{row.key} median" in there]
-        if outcome.star:
-            distance = Measure("distance", "J - J*", log=True)
-            rows = [distance, *(row for row in rows if row.key != "loss")]
-        axes = list(AXES)
-        kept = max((len(y["loss"]) for line in lines for y in line.y), default=0)
-        thinned = (
-            f"curves of up to {longest} records are drawn with up to {kept} of them, "
-            "extremes kept of the losses, the accuracy and gamma"
-            if longest > kept
-            else ""
-        )
+        lines, thinned = _lines(outcome, results, points)
     return Panel(
-        id=identity,
+        id=f"{experiment.name}-{scale}",
         title=f"{experiment.name}: {experiment.title}",
         note=experiment.note,
         size=size_of(experiment),
         per_epoch=epoch,
-        axes=axes,
-        rows=rows,
+        axes=[("k", "iterations k")] if is_rate else list(X_AXES.items()),
+        rows=[SMALLEST_GRADIENT] if is_rate else _rows(outcome, lines),
         lines=lines,
         grids={label_of(group): _grid(group, results) for group in groups},
         finals=[_final(group, outcome, results) for group in groups],
@@ -213,40 +197,104 @@ def _panel(identity: str, outcome: Outcome, results: TolerantResults, points: in
     )
 
 
-def _line(index: int, group: Group, outcome: Outcome, results: TolerantResults, points: int) -> tuple[Line, int]:
-    """The seeds of a group, thinned to the same records, and how many records there were."""
-    colour, dash = style_of(group, index)
-    logs = {seed: results.begun(spec) for seed, spec in group.specs.items()}
-    logs = {seed: log for seed, log in logs.items() if log}
-    longest = max(map(len, logs.values()), default=0)
-    watched = [key for key in KEPT if any(key in log[-1] for log in logs.values())]
-    kept = thin([[record.get(key) for record in log] for log in logs.values() for key in watched], longest, points)
-    bounds = bounds_of(group)
-    fixed = is_fixed(bounds)
+def _rows(outcome: Outcome, lines: list[Line]) -> list[Measure]:
+    """The measures of a panel. Where there is a J*, the distance to it replaces the loss."""
+    there: dict[str, object] = {key: None for line in lines for y in line.y for key in y}
+    rows = [measure for measure in MEASURES if logged(there, measure)]
+    return [DISTANCE, *(row for row in rows if row is not LOSS)] if outcome.star else rows
+
+
+def _lines(outcome: Outcome, results: TolerantResults, points: int) -> tuple[list[Line], str]:
+    """The methods of a panel, and a note on records that were left out."""
+    lines, longest = [], 0
+    methods = series_of(outcome, results.begun)
+    for series, group in zip(methods, first_instance(outcome), strict=True):
+        lines.append(_line(series, group, outcome, points))
+        lines[-1].note = _missing(group, results)
+        longest = max(longest, *map(len, series.logs.values()), 0)
+    kept = max((len(y["loss"]) for line in lines for y in line.y), default=0)
+    if longest <= kept:
+        return lines, ""
+    drawn = f"curves of up to {longest} records are drawn with up to {kept} of them"
+    return lines, f"{drawn}, extremes kept of the losses, the accuracy and gamma"
+
+
+def _line(series: Series, group: Group, outcome: Outcome, points: int) -> Line:
+    """The seeds of a method, thinned to the same records."""
+    logs = list(series.logs.values())
+    curves = [[r.get(key) for r in log] for log in logs for key in WATCHED if key in log[-1]]
+    kept = thin(curves, max(map(len, logs), default=0), points)
+    stars = {seed: outcome.star.get((group.instance, seed), math.nan) for seed in series.logs}
     x, y = [], []
-    for seed, log in logs.items():
+    for seed, log in series.logs.items():
         chosen = [log[i] if i < len(log) else {} for i in kept]
-        x.append({key: [_number(record.get(key)) for record in chosen] for key in ("bp", "samples", "seconds")})
-        keys = [key for key in _keys_of(chosen) if not (fixed and key.startswith("raw gamma"))]
-        y.append({key: [_number(record.get(key)) for record in chosen] for key in keys})
+        x.append({key: _numbers([r.get(key) for r in chosen]) for key in COUNTED})
+        y.append({key: _numbers([r.get(key) for r in chosen]) for key in _keys(series, chosen)})
         if outcome.star:
-            star = outcome.star.get((group.instance, seed), math.nan)
-            y[-1]["distance"] = [None if v is None else _number(max(v - star, 1e-9)) for v in y[-1]["loss"]]
-    note = _missing(group, results)
-    shown_bounds = None if fixed else bounds
-    name, label = group.entry.name, label_of(group)
-    line = Line(name, label, colour, dash, x, y, list(logs), note, shown_bounds)
-    return line, longest
+            y[-1]["distance"] = _numbers(distances(y[-1]["loss"], stars[seed]))
+    line = Line(series.name, series.label, series.colour, series.line, x, y, list(series.logs))
+    line.bounds = series.tuned_bounds
+    line.mean_x = _mean_x(logs, kept)
+    line.bands = _bands(series, outcome, stars, kept)
+    return line
 
 
-def _keys_of(records: list[dict[str, Any]]) -> list[str]:
+def _keys(series: Series, records: Records) -> list[str]:
     """What is drawn of these records: quartiles where there are any, else the value itself."""
     present = {key for record in records for key in record}
     keys: list[str] = []
     for measure in MEASURES:
-        parts = [f"{measure.key} {part}" for part in QUARTILES]
-        keys += [key for key in parts if key in present] or [measure.key]
+        if series.has(measure):
+            keys += [key for key in measure.keys if key in present] or [measure.key]
     return [key for key in keys if key in present]
+
+
+def _mean_x(logs: Sequence[Records], kept: list[int]) -> dict[str, Numbers]:
+    """Mean over the seeds of each x at each record, up to the end of the shortest log."""
+    shortest = min(map(len, logs), default=0)
+    means: dict[str, Numbers] = {}
+    for key in COUNTED:
+        values = np.array(curves_of([log[:shortest] for log in logs], key), dtype=float)
+        mean = values.mean(0) if len(logs) else values
+        means[key] = _numbers([float(mean[i]) if i < shortest else None for i in kept])
+    return means
+
+
+def _bands(
+    series: Series,
+    outcome: Outcome,
+    stars: dict[int, float],
+    kept: list[int],
+) -> dict[str, PageBand]:
+    logs = list(series.logs.values())
+    bands = {m.key: band_of(logs, m) for m in MEASURES if series.has(m)}
+    if outcome.star:
+        losses = series.values("loss")
+        bands["distance"] = over_seeds([distances(losses[seed], stars[seed]) for seed in losses])
+    return {
+        key: _page_band(band, logs, key, kept)
+        for key, band in bands.items()
+        if band is not None and (band.quartiles or len(logs) > 1)
+    }
+
+
+def _page_band(band: Band, logs: Sequence[Records], key: str, kept: list[int]) -> PageBand:
+    at = {int(record): i for i, record in enumerate(band.records)}
+    chosen = [at.get(record) for record in kept]
+
+    def at_records(curve: Array) -> Numbers:
+        return _numbers([None if i is None else float(curve[i]) for i in chosen])
+
+    low, middle, high = map(at_records, (band.low, band.middle, band.high))
+    shown = _extent(logs, key) if band.quartiles else None
+    return PageBand(low, middle, high, band.quartiles, shown)
+
+
+def _extent(logs: Sequence[Records], key: str) -> Bounds | None:
+    """The range of the quartiles of all seeds, without outliers."""
+    lows, highs = (curves_of(logs, f"{key} {part}") for part in ("low", "high"))
+    low, high = (np.array([v for c in curves for v in c], dtype=float) for curves in (lows, highs))
+    return extent(low[np.isfinite(low)], high[np.isfinite(high)])
 
 
 def _rate_lines(groups: list[Group], results: TolerantResults) -> list[Line]:
@@ -254,64 +302,75 @@ def _rate_lines(groups: list[Group], results: TolerantResults) -> list[Line]:
     for index, group in enumerate(groups):
         fit = rate_of(group, results)
         if fit is not None:
-            colour = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")[index % 4]
-            label = f"delta {fit.delta:g}: slope {fit.slope:.2f} ({fit.low:.2f} to {fit.high:.2f}), {fit.verdict}"
-            lines.append(
-                Line(group.entry.name, label, colour, "-", [{"k": fit.k.tolist()}], [{"smallest": fit.smallest.tolist()}], [0])
-            )
+            colour = RATE_COLOURS[index % len(RATE_COLOURS)]
+            slope = f"slope {fit.slope:.2f} ({fit.low:.2f} to {fit.high:.2f})"
+            label = f"delta {fit.delta:g}: {slope}, {fit.verdict}"
+            x, y = {"k": fit.k.tolist()}, {SMALLEST_GRADIENT.key: fit.smallest.tolist()}
+            lines.append(Line(group.entry.name, label, colour, "-", [x], [y], [0]))
     return lines
 
 
-def thin(curves: list[list[float | None]], length: int, points: int) -> list[int]:
-    """Which records to draw: all, or of every stretch those at which some curve is smallest or largest, and both ends."""
+def thin(curves: Sequence[Values], length: int, points: int) -> list[int]:
+    """Which records to draw: all, or both ends and the extremes of every curve in each stretch."""
     if length <= points:
         return list(range(length))
     stretches = max(1, points // (2 * max(1, len(curves))))
     kept = {0, length - 1}
     for stretch in np.array_split(np.arange(length), stretches):
         for curve in curves:
-            inside = [
-                (curve[i], int(i)) for i in stretch if i < len(curve) and curve[i] is not None and math.isfinite(curve[i] or 0.0)
-            ]
+            inside = [(curve[i], int(i)) for i in stretch if i < len(curve)]
+            inside = [(v, i) for v, i in inside if v is not None and math.isfinite(v)]
             if inside:
                 kept |= {min(inside)[1], max(inside)[1]}
     return sorted(kept)
 
 
-def _number(value: Any) -> float | None:
-    """JSON has no infinities; seven digits are more than a screen shows."""
-    return float(f"{value:.7g}") if isinstance(value, int | float) and math.isfinite(value) else None
+def _numbers(values: Sequence[Any]) -> Numbers:
+    """Numbers for JSON, which has no infinities. Seven digits are more than a screen shows."""
+    return [float(f"{v:.7g}") if _is_finite(v) else None for v in values]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _missing(group: Group, results: TolerantResults) -> str:
     done = sum(results.final(spec) is not None for spec in group.specs.values())
-    return "" if group.specs and done == len(group.specs) else f"{done}/{max(1, len(group.specs))} seeds"
+    complete = bool(group.specs) and done == len(group.specs)
+    return "" if complete else f"{done}/{max(1, len(group.specs))} seeds"
+
+
+# ------------------------------------------------------------------------------ text of a panel
 
 
 def _warnings(groups: list[Group], results: TolerantResults, epoch: int) -> list[str]:
+    return [sentence for group in groups for sentence in _warnings_of(group, results, epoch)]
+
+
+def _warnings_of(group: Group, results: TolerantResults, epoch: int) -> list[str]:
+    if group.winner is None:
+        return [f"{group.entry.label}: no run of its grid is finished"]
+    label = label_of(group) + (f", instance {group.instance}" if group.instance else "")
+    statuses = {seed: results.run(spec).status() for seed, spec in group.specs.items()}
+    open_runs = [group.specs[seed] for seed in statuses if statuses[seed] not in COMPLETE]
     said = []
-    for group in groups:
-        label = label_of(group) + (f", instance {group.instance}" if group.instance else "")
-        if group.winner is None:
-            said.append(f"{group.entry.label}: no run of its grid is finished")
-            continue
-        statuses = {spec.identity: results.run(spec).status() for spec in group.specs.values()}
-        complete = sum(status in COMPLETE for status in statuses.values())
-        if complete < len(statuses):
-            records = [results.begun(spec) for spec in group.specs.values() if statuses[spec.identity] not in COMPLETE]
-            reached = min((log[-1]["bp"] if log else 0 for log in records), default=0)
-            budget = next(iter(group.specs.values())).budget
-            said.append(
-                f"{label}: {complete}/{len(statuses)} seeds; the others {reached / epoch:.4g} of {budget / epoch:.4g} epochs"
-            )
-        diverged = sum(status == "diverged" for status in statuses.values())
-        if diverged:
-            said.append(f"{label}: {diverged} of {len(statuses)} seeds diverged")
-        open_trials = [t for t in group.trials if results.run(t.spec).status() not in COMPLETE]
-        if open_trials:
-            said.append(f"{label}: {len(open_trials)} of {len(group.trials)} points of its grid are not finished")
-        said += [f"{label}: the winner lies on the edge of the grid ({key}); it should be wider" for key in group.edges]
-    return said
+    if open_runs:
+        logs = [results.begun(spec) for spec in open_runs]
+        reached = min(log[-1]["bp"] if log else 0 for log in logs) / epoch
+        progress = f"{reached:.4g} of {open_runs[0].budget / epoch:.4g} epochs"
+        complete = f"{len(statuses) - len(open_runs)}/{len(statuses)} seeds"
+        said.append(f"{label}: {complete}; the others {progress}")
+    diverged = sum(status == "diverged" for status in statuses.values())
+    if diverged:
+        said.append(f"{label}: {diverged} of {len(statuses)} seeds diverged")
+    trials = [results.run(trial.spec).status() for trial in group.trials]
+    open_trials = sum(status not in COMPLETE for status in trials)
+    if open_trials:
+        points = f"{open_trials} of {len(trials)} points of its grid"
+        said.append(f"{label}: {points} are not finished")
+    edge = "the winner lies on the edge of the grid"
+    edges = group.edges if group.trials else []  # others have the winner of the first instance
+    return said + [f"{label}: {edge} ({key}); it should be wider" for key in edges]
 
 
 def _grid(group: Group, results: TolerantResults) -> list[Tried]:
@@ -329,23 +388,31 @@ def _grid(group: Group, results: TolerantResults) -> list[Tried]:
 
 
 def _final(group: Group, outcome: Outcome, results: TolerantResults) -> dict[str, Any]:
-    """The last and the best values of the finished seeds."""
-    runs: list[Run] = [results.run(spec) for spec in group.specs.values()]
-    logs = [results.records(spec) for spec in group.specs.values() if results.final(spec) is not None]
-    table: dict[str, Any] = {
+    """The final and the best values of the finished seeds, by the names of the columns."""
+    specs = group.specs.values()
+    logs = [results.records(spec) for spec in specs if results.final(spec) is not None]
+    row: dict[str, Any] = {
         "label": label_of(group),
         "seeds": f"{len(logs)}/{outcome.experiment.seeds}",
-        "diverged": sum(run.status() == "diverged" for run in runs),
+        "diverged": sum(results.run(spec).status() == "diverged" for spec in specs),
     }
-    measures: tuple[tuple[str, str, Callable[[list[float]], float]], ...] = (
-        ("loss", "best loss", min),
-        ("accuracy", "best accuracy", max),
-        ("test loss", "best test loss", min),
-    )
-    for key, best_key, best in measures:
-        lasts = [log[key] for log in map(final_of, logs) if key in log]
-        bests = [best([r[key] for r in log if math.isfinite(r[key])]) for log in logs if key in log[-1]]
-        for name, values in ((key, lasts), (best_key, bests)):
+    for measure in COMPARED:
+        key, best = measure.key, min if measure.better == "min" else max
+        having = [log for log in logs if key in log[-1]]
+        finals = [final_of(log)[key] for log in having]
+        bests = [best(v for r in log if math.isfinite(v := r.get(key, math.nan))) for log in having]
+        for name, values in zip(columns_of(measure), (finals, bests), strict=True):
             if values:
-                table[name] = {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
-    return table
+                row[name] = _spread(values, measure)
+    return row
+
+
+def columns_of(measure: Measure) -> tuple[str, str]:
+    """The columns of the table of final values that show a measure: at the end, and its best."""
+    return measure.key, f"best {measure.key}"
+
+
+def _spread(values: list[float], measure: Measure) -> dict[str, Any]:
+    mean = float(np.mean(values))
+    text = [f"{value:{measure.format}}" for value in (mean, min(values), max(values))]
+    return {"value": mean, "mean": text[0], "min": text[1], "max": text[2]}

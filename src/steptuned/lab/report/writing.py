@@ -1,8 +1,12 @@
-"""The report: one folder with a page, its figures and all it needs, to be read from a disk or put on a web server."""
+"""The report: one folder with a page, its figures and all files that it needs.
+
+It can be read from a disk or put on a web server.
+"""
 
 import json
 import shutil
 import struct
+import time
 from collections import Counter
 from dataclasses import asdict
 from importlib import resources
@@ -12,14 +16,17 @@ from typing import Any, get_args
 import jinja2
 
 from steptuned.lab import claims
+from steptuned.lab.measures import COMPARED
 from steptuned.lab.report import figures, tables
 from steptuned.lab.report.results import environment_sentence
-from steptuned.lab.report.view import Panel, Shown, View, view_of
+from steptuned.lab.report.view import Panel, Shown, View, columns_of, view_of
 from steptuned.lab.results import TolerantResults
 from steptuned.lab.store import COMPLETE, Store
 from steptuned.lab.table2 import Timings
 
 VERDICTS = get_args(claims.Verdict)
+ROW = ("key", "label", "axis", "shown", "format")
+"""What the script needs to know about a measure."""
 
 
 def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
@@ -33,10 +40,8 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
     for figure in shown:
         for panel in figure["panels"]:
             panel["index"] = index[panel["id"]]
-    judgements = claims.judge(folder)
-    judged = claims.as_data(judgements)
-    counts = Counter(claim["verdict"] for claim in judged)
-    runs = results.store.runs()
+    judged = claims.judge(folder)
+    runs, measured = results.store.runs(), Timings(folder).sets().values()
     page = _template().render(
         name=folder.resolve().name,
         command=command,
@@ -44,29 +49,65 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
         runs=len(runs),
         unfinished=sum(run.status() not in COMPLETE for run in runs),
         damaged=list(dict.fromkeys(view.damaged)),
-        claims=[_claim(data, judgement) for data, (_, judgement) in zip(judged, judgements, strict=True)],
-        comparisons=tables.claims(judgements)[2:],
         profiles=tables.profiles(folder),
-        criteria=claims.criteria_hash(),
-        verdicts=[(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]],
         figures=shown,
         illustration=_illustration(folder, report),
-        timings=[table for timings in Timings(folder).sets().values() for table in tables.wall_clock(timings)],
+        timings=[table for timings in measured for table in tables.wall_clock(timings)],
         environments=_environments(view, folder),
+        **_claims(judged),
     )
-    _files(report)
-    content = {"panels": [_curves(panel) for panel in panels]}
-    (report / "data.js").write_text(f"window.STEPTUNED = {json.dumps(content, separators=(',', ':'), allow_nan=False)};\n")
-    (report / "claims.json").write_text(json.dumps(judged, indent=1) + "\n")
-    (report / "claims.md").write_text("\n\n".join(t.markdown() for t in tables.claims(judgements)) + "\n")
+    _copy_files(report)
+    data = {"panels": [_curves(panel) for panel in panels]}
+    content = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    (report / "data.js").write_text(f"window.STEPTUNED = {content};\n")
+    write_claims(judged, report / "claims.json", report / "claims.md")
     path = report / "index.html"
     path.with_suffix(".tmp").write_text(page)
-    path.with_suffix(".tmp").replace(path)  # whoever reloads it meanwhile sees the old one or the new one
+    path.with_suffix(".tmp").replace(path)  # a reader sees the old page or the new one
     return path
 
 
+def keep_writing(folder: Path, report: Path, command: str, seconds: int) -> None:
+    """Write the report every so many seconds until Ctrl-C. The last page does not reload itself."""
+    try:
+        while True:
+            time.sleep(seconds)
+            write(folder, report, command, seconds)
+    except KeyboardInterrupt:
+        write(folder, report, command)
+
+
+def write_claims(
+    judged: list[tuple[claims.Claim, claims.Judgement]],
+    json_file: Path | None,
+    markdown_file: Path | None,
+) -> None:
+    """Write the judgements as JSON and as tables in Markdown."""
+    if json_file is not None:
+        json_file.write_text(json.dumps(claims.as_data(judged), indent=1) + "\n")
+    if markdown_file is not None:
+        text = "\n\n".join(table.markdown() for table in tables.claims(judged))
+        markdown_file.write_text(f"{text}\n")
+
+
+def _claims(judged: list[tuple[claims.Claim, claims.Judgement]]) -> dict[str, Any]:
+    """What the page says about the claims."""
+    counts = Counter(judgement.verdict for _, judgement in judged)
+    rows = [
+        {**data, "weakest": str(judgement.weakest or ""), "other": tables.other_criteria(judgement)}
+        for data, (_, judgement) in zip(claims.as_data(judged), judged, strict=True)
+    ]
+    return {
+        "claims": rows,
+        "comparisons": tables.claims(judged)[2:],
+        "criteria": claims.criteria_hash(),
+        "verdicts": [(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]],
+    }
+
+
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    strict = jinja2.StrictUndefined
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=strict)
     environment.filters["short"] = lambda value: f"{value:.4g}"
     return environment.from_string((_pieces() / "index.html").read_text())
 
@@ -75,29 +116,23 @@ def _pieces() -> Path:
     return Path(str(resources.files("steptuned.lab.report") / "page"))
 
 
-def _files(report: Path) -> None:
+def _copy_files(report: Path) -> None:
     import plotly
 
     for name in ("report.css", "report.js"):
         shutil.copyfile(_pieces() / name, report / name)
-    shutil.copyfile(Path(plotly.__file__).parent / "package_data" / "plotly.min.js", report / "plotly.min.js")
-
-
-def _claim(data: dict[str, Any], judgement: claims.Judgement) -> dict[str, Any]:
-    """A row of the table of claims."""
-    return {**data, "weakest": str(judgement.weakest or ""), "other": tables.other_criteria(judgement)}
+    plot_library = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    shutil.copyfile(plot_library, report / "plotly.min.js")
 
 
 def _curves(panel: Panel) -> dict[str, Any]:
-    """What the script needs."""
-    lines = [asdict(line) for line in panel.lines]
-    rows = [asdict(row) for row in panel.rows]
+    """What the script draws."""
     return {
         "id": panel.id,
         "per_epoch": panel.per_epoch,
         "axes": panel.axes,
-        "rows": rows,
-        "lines": lines,
+        "rows": [{key: getattr(row, key) for key in ROW} for row in panel.rows],
+        "lines": [asdict(line) for line in panel.lines],
     }
 
 
@@ -123,29 +158,22 @@ def _figure(figure: Shown, results: TolerantResults, report: Path) -> dict[str, 
 
 
 def _shown(panel: Panel) -> dict[str, Any]:
-    named = (
-        "loss",
-        "best loss",
-        "accuracy",
-        "best accuracy",
-        "test loss",
-        "best test loss",
-    )
-    ends = [f"{row['label']} {row['loss']['mean']:.4g}" for row in panel.finals if "loss" in row]
-    words = f"Curves of {', '.join(row.title for row in panel.rows)}." if panel.rows else ""
+    losses = [f"{row['label']} {row['loss']['mean']}" for row in panel.finals if "loss" in row]
+    words = f"Curves of {', '.join(row.label for row in panel.rows)}." if panel.rows else ""
+    columns = [column for measure in COMPARED for column in columns_of(measure)]
     return {
         **vars(panel),
         "anchor": figures.safe_name(panel.id),
-        "has_quartiles": any("gamma median" in y for line in panel.lines for y in line.y),
+        "has_quartiles": any(b.quartiles for line in panel.lines for b in line.bands.values()),
         "has_curves": any(line.y for line in panel.lines),
         "height": 220 + 130 * sum(row.shown for row in panel.rows),
-        "columns": [key for key in named if any(key in row for row in panel.finals)],
-        "alt": f"{panel.title}. {words} Mean loss at the end: {', '.join(ends) or 'none yet'}.",
+        "columns": [column for column in columns if any(column in row for row in panel.finals)],
+        "alt": f"{panel.title}. {words} Mean loss at the end: {', '.join(losses) or 'none yet'}.",
     }
 
 
 def _illustration(folder: Path, report: Path) -> tuple[int, int] | None:
-    """Figure 1 needs no runs: it is taken over as it was drawn. Its width and height."""
+    """Copy Figure 1, which needs no runs, if it was drawn. Returns its width and height."""
     drawn = folder / "figures" / "figure-1.png"
     if not drawn.is_file():
         return None
@@ -162,5 +190,5 @@ def _size(png: Path) -> tuple[int, int]:
 
 
 def _environments(view: View, folder: Path) -> list[str]:
-    timed = [timing.environment for timings in Timings(folder).sets().values() for timing in timings]
-    return list(dict.fromkeys(environment_sentence(e) for e in [*view.environments, *timed]))
+    timed = [t.environment for timings in Timings(folder).sets().values() for t in timings]
+    return list(dict.fromkeys(map(environment_sentence, [*view.environments, *timed])))

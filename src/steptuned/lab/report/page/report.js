@@ -1,4 +1,4 @@
-// Draws the curves of data.js. All words come from there or from the page and are only ever set as text.
+// Draws the curves of data.js. All text comes from there or from the page and is escaped.
 "use strict";
 (function () {
   const data = window.STEPTUNED;
@@ -13,91 +13,59 @@
     return `rgba(${[0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${alpha})`;
   };
 
-  function xs(panel, line, seed, key) {
-    const x = line.x[seed];
-    return key === "epochs" ? x.bp.map((v) => (v === null ? null : v / panel.per_epoch)) : x[key];
-  }
-  const column = (arrays, i) => arrays.map((a) => a[i]).filter((v) => v !== null && v !== undefined);
-  const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
-
-  const median = (values) => {
-    const sorted = [...values].sort((a, b) => a - b), half = sorted.length / 2;
-    return (sorted[Math.ceil(half) - 1] + sorted[Math.floor(half)]) / 2;
-  };
+  const inUnits = (panel, x, key) => (key === "epochs" ? x.bp.map((v) => (v === null ? null : v / panel.per_epoch)) : x[key]);
   const axisName = (row) => (row ? `y${row + 1}` : "y");
   const linesOf = (panel, choice) => panel.lines.filter((_, index) => choice.methods.has(index));
   const rowsOf = (panel, choice) => {
     const rows = panel.rows.filter((row) => !choice.measures || choice.measures.has(row.key));
     return rows.length ? rows : panel.rows.slice(0, 1);
   };
-  // The seeds of a line that have a measure, and the keys of what is drawn: value, lower and upper end of the band.
-  function partsOf(line, key) {
-    const having = (name) => line.y.map((_, i) => i).filter((i) => name in line.y[i]);
-    const quartiles = having(`${key} median`);
-    return quartiles.length ? { seeds: quartiles, quartiles: true, names: [`${key} median`, `${key} low`, `${key} high`] }
-      : { seeds: having(key), quartiles: false, names: [key, key, key] };
-  }
+  // The key of a measure in the data of the seeds: its median where there are quartiles.
+  const keyOf = (line, key) => (line.bands[key] && line.bands[key].quartiles ? `${key} median` : key);
+  // The indices of the seeds of a line that have a measure.
+  const seedsOf = (line, key) => line.y.flatMap((y, i) => (keyOf(line, key) in y ? [i] : []));
+  const present = (values) => values.flatMap((v, i) => (v === null ? [] : [i]));
 
   function tracesOf(panel, choice) {
     const traces = [];
-    rowsOf(panel, choice).forEach(({ key, title }, row) => {
-      for (const line of linesOf(panel, choice)) {
-        const { seeds, quartiles, names } = partsOf(line, key);
-        if (!seeds.length) continue;
-        const colour = colourOf(line), dash = dashes[line.dash] || "solid";
-        const base = { type: "scatter", mode: "lines", xaxis: "x", yaxis: axisName(row), showlegend: false, name: escaped(line.label) };
-        const hover = `${escaped(line.label)}<br>${escaped(title)} %{y:.5g}`;
-        const allX = seeds.map((i) => xs(panel, line, i, choice.x)), [allY, allLow, allHigh] = names.map((name) => seeds.map((i) => line.y[i][name]));
-        const seedTrace = (i, more) => ({ ...base, x: allX[i], y: allY[i], hovertemplate: `${hover} (seed ${line.seeds[seeds[i]]})<extra></extra>`, ...more });
-        if (choice.draw === "seeds" || (seeds.length === 1 && !quartiles)) {
-          seeds.forEach((_, i) => traces.push(seedTrace(i, { line: { color: colour, dash, width: 1.5 } })));
-          continue;
-        }
-        const x = [], low = [], high = [], middle = [];
-        for (let i = 0; i < allX[0].length; i++) {
-          const values = column(allY, i), lows = column(allLow, i), highs = column(allHigh, i), at = mean(column(allX, i));
-          if (Math.min(values.length, lows.length, highs.length) < seeds.length || at === null) continue;  // ends with the shortest seed
-          x.push(at);
-          low.push(quartiles ? median(lows) : Math.min(...lows));
-          high.push(quartiles ? median(highs) : Math.max(...highs));
-          middle.push(quartiles ? median(values) : mean(values));
-        }
-        allY.forEach((y, i) => {
-          if (y.filter((v) => v !== null).length > middle.length) traces.push(seedTrace(i, { line: { color: colour, dash, width: 0.8 }, opacity: 0.6 }));
-        });
-        const what = quartiles ? "median" : "mean";
-        traces.push({ ...base, x, y: low, line: { width: 0, color: colour }, hoverinfo: "skip" });
-        traces.push({ ...base, x, y: high, line: { width: 0, color: colour }, fill: "tonexty", fillcolor: faded(colour, 0.18), hoverinfo: "skip" });
-        traces.push({ ...base, x, y: middle, line: { color: colour, dash, width: 2 }, hovertemplate: `${hover} (${what} of ${seeds.length})<extra></extra>` });
-      }
+    rowsOf(panel, choice).forEach((measure, row) => {
+      for (const line of linesOf(panel, choice)) traces.push(...tracesOfLine(panel, line, measure, axisName(row), choice));
     });
     return traces;
+  }
+
+  // The curves of a method on one axis: all seeds, or the mean and the band, both computed by the report.
+  function tracesOfLine(panel, line, measure, yaxis, choice) {
+    const key = keyOf(line, measure.key), seeds = seedsOf(line, measure.key), band = line.bands[measure.key];
+    const color = colourOf(line), dash = dashes[line.dash] || "solid", name = escaped(line.label);
+    const base = { type: "scatter", mode: "lines", xaxis: "x", yaxis, showlegend: false, name };
+    const hover = (text) => `${name}<br>${escaped(measure.label)} %{y:${measure.format}} (${text})<extra></extra>`;
+    const seedTrace = (i, more) => ({ ...base, x: inUnits(panel, line.x[i], choice.x), y: line.y[i][key], hovertemplate: hover(`seed ${line.seeds[i]}`), ...more });
+    if (choice.draw === "seeds" || !band) return seeds.map((i) => seedTrace(i, { line: { color, dash, width: 1.5 } }));
+    const drawn = present(band.middle), pick = (values) => drawn.map((i) => values[i]), x = pick(inUnits(panel, line.mean_x, choice.x));
+    const longer = seeds.filter((i) => present(line.y[i][key]).length > drawn.length);  // the band ends with the shortest seed
+    return [...longer.map((i) => seedTrace(i, { line: { color, dash, width: 0.8 }, opacity: 0.6 })),
+      { ...base, x, y: pick(band.low), line: { width: 0, color }, hoverinfo: "skip" },
+      { ...base, x, y: pick(band.high), line: { width: 0, color }, fill: "tonexty", fillcolor: faded(color, 0.18), hoverinfo: "skip" },
+      { ...base, x, y: pick(band.middle), line: { color, dash, width: 2 }, hovertemplate: hover(`${band.quartiles ? "median" : "mean"} of ${seeds.length}`) }];
   }
 
   // The bounds of gamma: each value once, in the colour of its method if it has only one.
   function boundsOf(panel, choice, key) {
     if (key !== "gamma" && key !== "raw gamma") return [];
-    const lines = linesOf(panel, choice).filter((line) => line.bounds && partsOf(line, key).seeds.length);
+    const lines = linesOf(panel, choice).filter((line) => line.bounds && seedsOf(line, key).length);
     return [0, 1].flatMap((i) => [...new Set(lines.map((line) => line.bounds[i]))].map((value) => {
       const own = lines.filter((line) => line.bounds[i] === value);
       return { value, text: `${"mM"[i]} = ${value}`, anchor: i ? "bottom" : "top", colour: own.length === 1 && lines.length > 1 ? colourOf(own[0]) : css("--soft") };
     }));
   }
 
-  // Quartiles may have outliers far away: the axis shows the bounds and all but the outermost of them.
+  // Quartiles may have outliers far away: the axis shows the bounds and the extents without outliers.
   function rangeOf(panel, choice, row, logarithmic) {
-    if (row.share) return [-0.03, 1.03];
-    const drawn = linesOf(panel, choice).map((line) => [line, partsOf(line, row.key)]).filter(([, parts]) => parts.quartiles);
-    const ends = boundsOf(panel, choice, row.key).map((bound) => bound.value);
-    for (const [line, { seeds, names }] of drawn) {
-      const [lows, highs] = names.slice(1).map((name) =>
-        seeds.flatMap((seed) => line.y[seed][name]).filter((v) => v !== null && v > 0).sort((a, b) => a - b));
-      if (!lows.length || !highs.length) continue;
-      const low = lows[Math.ceil(0.02 * (lows.length - 1))], high = highs[Math.floor(0.98 * (highs.length - 1))];
-      const least = lows[0], most = highs[highs.length - 1];
-      ends.push(least >= low / 10 ? least : low, most <= high * 10 ? most : high);
-    }
-    if (!drawn.length || !ends.length) return undefined;
+    if (row.axis === "share") return [-0.03, 1.03];
+    const bands = linesOf(panel, choice).map((line) => line.bands[row.key]).filter((band) => band && band.quartiles);
+    const ends = [...boundsOf(panel, choice, row.key).map((bound) => bound.value), ...bands.flatMap((band) => band.extent || [])];
+    if (!bands.length || !ends.length) return undefined;
     const low = Math.min(...ends), high = Math.max(...ends), margin = Math.max(0.06, 0.06 * Math.log10(high / low));
     return logarithmic ? [Math.log10(low) - margin, Math.log10(high) + margin] : [low - 0.05 * (high - low), high + 0.05 * (high - low)];
   }
@@ -129,8 +97,8 @@
       xaxis: { ...grid, title: { text: escaped(title) }, anchor: axisName(rows.length - 1), type: panel.axes[0][0] === "k" ? choice.y : "linear" } };
     let top = 1;
     rows.forEach((row, i) => {
-      const height = weights[i] / total, axis = axisName(i), logarithmic = choice.y === "log" && row.log, range = rangeOf(panel, choice, row, logarithmic);
-      layout[`yaxis${i ? i + 1 : ""}`] = { ...grid, title: { text: wrapped(row.title), font: { size: 11 } }, domain: [Math.max(0, top - height + gap), top],
+      const height = weights[i] / total, axis = axisName(i), logarithmic = choice.y === "log" && row.axis === "log", range = rangeOf(panel, choice, row, logarithmic);
+      layout[`yaxis${i ? i + 1 : ""}`] = { ...grid, title: { text: wrapped(row.label), font: { size: 11 } }, domain: [Math.max(0, top - height + gap), top],
         type: logarithmic ? "log" : "linear", exponentformat: "power", nticks: i ? 5 : 0,
         ...(range ? { range } : {}), ...(range && logarithmic ? ticksOf(range) : {}) };
       for (const bound of boundsOf(panel, choice, row.key)) {

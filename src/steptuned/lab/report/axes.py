@@ -1,0 +1,181 @@
+"""Drawing on one axis of a figure: curves of seeds with their band, gamma with its bounds."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from steptuned.lab.curves import Records
+from steptuned.lab.measures import Measure
+from steptuned.lab.report.bands import Band, Values, band_of, over_seeds
+from steptuned.lab.report.gamma import Bounds, is_fixed, limits
+
+X = Callable[[dict[str, Any]], float]
+"""The position of a log record on the x axis."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One method on one panel: how it is drawn, and the logs of its seeds."""
+
+    name: str
+    label: str
+    colour: str
+    line: str
+    """A line style of matplotlib."""
+    logs: dict[int, Records]
+    """The log of each seed that has any records."""
+    seeds: int
+    """How many seeds the experiment asks for."""
+    bounds: Bounds | None = None
+    """m and M of the chosen hyper-parameters, for methods that have them."""
+
+    @property
+    def tuned_bounds(self) -> Bounds | None:
+        """The bounds, where gamma is tuned between them."""
+        return None if is_fixed(self.bounds) else self.bounds
+
+    def has(self, measure: Measure) -> bool:
+        """Whether a measure is drawn. Raw gamma has no effect where gamma is fixed."""
+        return not (measure.key == "raw gamma" and is_fixed(self.bounds))
+
+    def values(self, key: str) -> dict[int, Values]:
+        """The values of a key for each seed, record by record."""
+        return {seed: [record.get(key) for record in log] for seed, log in self.logs.items()}
+
+
+def draw_seeds(
+    axis: Axes,
+    series: Series,
+    curves: Mapping[int, Values],
+    x: X,
+    labelled: bool,
+) -> None:
+    """One thin line per seed, the band from the smallest to the largest, and the mean on top."""
+    curves = {seed: curve for seed, curve in curves.items() if any(map(_finite, curve))}
+    label = _legend_label(series, len(curves)) if labelled else None
+    style: dict[str, Any] = {"color": series.colour, "linestyle": series.line}
+    for seed, curve in curves.items():
+        points = [(x(r), v) for r, v in zip(series.logs[seed], curve, strict=True) if _finite(v)]
+        axis.plot(*np.array(points).reshape(-1, 2).T, **style, linewidth=0.4, alpha=0.3, zorder=2)
+    band = over_seeds(list(curves.values()))
+    if band is None:
+        axis.plot([], [], **style, label=label)
+        return
+    at = _positions(series, list(curves), band, x)
+    axis.fill_between(at, band.low, band.high, color=series.colour, alpha=0.1, linewidth=0)
+    axis.plot(at, band.middle, **style, linewidth=1.6, label=label, zorder=3)
+
+
+def draw_quartiles(axis: Axes, series: Iterable[Series], measure: Measure, x: X) -> None:
+    """Gamma or raw gamma of every tuned method: median, quartiles and bounds.
+
+    A constant gamma is a thin line. Older logs, which have no quartiles, show gamma itself.
+    """
+    bands: list[Band] = []
+    bounds: list[tuple[str, Bounds]] = []
+    for one in series:
+        band = band_of(list(one.logs.values()), measure) if one.has(measure) else None
+        if band is None:
+            continue
+        if one.tuned_bounds is not None:
+            bounds.append((one.colour, one.tuned_bounds))
+        if band.quartiles:
+            bands.append(band)
+            _draw_band(axis, one, measure, band, x)
+        else:
+            draw_seeds(axis, one, one.values(measure.key), x, labelled=False)
+    set_scale(axis, measure)
+    if bands and (shown := limits(bands, [pair for _, pair in bounds])):
+        axis.set_ylim(shown)
+        plain_ticks(axis)
+    draw_bounds(axis, bounds)
+    if bands:
+        note = "line: median, band: quartiles between log records"
+        negative = "; nu at negative curvature" if measure.key == "raw gamma" else ""
+        axis.set_title(f"{note}{negative}", fontsize=6, loc="left", pad=2)
+
+
+def _draw_band(axis: Axes, series: Series, measure: Measure, band: Band, x: X) -> None:
+    seeds = [seed for seed, log in series.logs.items() if any(measure.middle in r for r in log)]
+    at = _positions(series, seeds, band, x)
+    colour, name = series.colour, f"{measure.key} {{}} {series.name}"
+    if band.varies:
+        alpha = 0.25 if measure.key == "gamma" else 0.15
+        label = f"_{name.format('quartiles')}"
+        style: dict[str, Any] = {"color": colour, "alpha": alpha, "linewidth": 0}
+        axis.fill_between(at, band.low, band.high, label=label, **style)
+    width, label = 1.6 if band.varies else 0.8, f"_{name.format('median')}"
+    axis.plot(at, band.middle, series.line, color=colour, linewidth=width, label=label, zorder=3)
+
+
+def draw_bounds(axis: Axes, bounds: Sequence[tuple[str, Bounds]]) -> None:
+    """Dotted lines at m and M, each value once, in the colour of its method if it has only one."""
+    for i, (letter, side) in enumerate((("m", "top"), ("M", "bottom"))):
+        for value in sorted({pair[i] for _, pair in bounds}):
+            colours = [colour for colour, pair in bounds if pair[i] == value]
+            colour = colours[0] if len(colours) == 1 < len(bounds) else "0.35"
+            text = f"{letter} = {value:g}"
+            axis.axhline(value, color=colour, linewidth=0.8, linestyle=":", label=f"_{text}")
+            axis.annotate(
+                text,
+                (1, value),
+                xycoords=axis.get_yaxis_transform(),
+                xytext=(3, 0),
+                textcoords="offset points",
+                va=side,
+                fontsize=6,
+                color=colour,
+                annotation_clip=False,
+            )
+
+
+def set_scale(axis: Axes, measure: Measure) -> None:
+    """The scale of the y axis. An axis without a positive value cannot be logarithmic."""
+    drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axis.lines]
+    if not any(len(values) for values in drawn):
+        axis.set(xticks=[], yticks=[])
+        axis.text(0.5, 0.5, "no finished runs", transform=axis.transAxes, ha="center", color="0.4")
+    elif measure.axis == "share":
+        axis.set_ylim(-0.03, 1.03)
+    elif measure.axis == "log" and any((values > 0).any() for values in drawn):
+        axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        if high / low < 100:
+            plain_ticks(axis)
+
+
+def plain_ticks(axis: Axes, which: str = "y") -> None:
+    """Numbers like 0.5 on a log axis, closer together the less it spans."""
+    low, high = axis.get_ylim() if which == "y" else axis.get_xlim()
+    ticks = axis.yaxis if which == "y" else axis.xaxis
+    subs = (1.0, 2.0, 5.0) if high / low < 100 else (1.0,)
+    narrow = high / low < 4
+    ticks.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]) if narrow else LogLocator(subs=subs))
+    ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ticks.set_minor_formatter(NullFormatter())
+
+
+def _positions(series: Series, seeds: Sequence[int], band: Band, x: X) -> list[float]:
+    """Of the records of a band. All seeds log at the same back-propagations."""
+    log = series.logs[seeds[0]]
+    return [x(log[i]) for i in band.records]
+
+
+def brief(text: str, length: int = 70) -> str:
+    """Text that fits into a figure, with nothing in it read as mathematics."""
+    return (text if len(text) <= length else f"{text[: length - 1]}…").replace("$", r"\$")
+
+
+def _legend_label(series: Series, found: int) -> str:
+    label, seeds = brief(series.label), series.seeds
+    if found == 0:
+        return f"{label}, 0/{seeds} seeds"
+    return label if found == seeds else f"{label}, {found}/{seeds} SEEDS"
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and bool(np.isfinite(value))

@@ -1,0 +1,78 @@
+"""One number per method and instance, and how often one method has the smaller one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptuned.lab.results import Results
+from steptuned.lab.search import Group, Outcome, first_below
+
+Table = dict[str, list[float | None]]
+"""For each method one number per instance; None where there is none."""
+
+
+def ends(outcome: Outcome, results: Results) -> Table:
+    """The final loss, as the mean over the seeds."""
+
+    def end(group: Group) -> float | None:
+        finals = [results.final(spec) for spec in group.specs.values()]
+        losses = [final["loss"] for final in finals if final is not None]
+        return float(np.mean(losses)) if losses else None
+
+    return _table(outcome, end)
+
+
+def instances_to_level(outcome: Outcome, results: Results) -> Table:
+    """Back-propagations until the loss is near J*, as the mean over the seeds that get there."""
+    within, stars = outcome.experiment.selection.within, outcome.star
+
+    def reached(group: Group) -> float | None:
+        times = [
+            first_below(results.records(spec), stars[group.instance, seed] + within)
+            for seed, spec in group.specs.items()
+            if (group.instance, seed) in stars
+        ]
+        there = [time for time in times if time is not None]
+        return float(np.mean(there)) if there else None
+
+    return _table(outcome, reached)
+
+
+def _table(outcome: Outcome, number: Callable[[Group], float | None]) -> Table:
+    table: Table = {}
+    for group in outcome.groups:
+        table.setdefault(group.entry.name, []).append(number(group))
+    return table
+
+
+@dataclass
+class Comparison:
+    """On how many instances a method has the smaller number, with Wilson's 95 % interval."""
+
+    wins: int
+    instances: int
+    low: float
+    high: float
+    median_ratio: float
+
+
+def compare(table: Table, entry: str, other: str) -> Comparison:
+    """Compare two methods. A number beats None. Instances where both have None do not count."""
+    pairs = list(zip(table[entry], table[other], strict=True))
+    pairs = [(a, b) for a, b in pairs if a is not None or b is not None]
+    wins = sum(b is None or (a is not None and a < b) for a, b in pairs)
+    both = [a / b for a, b in pairs if a is not None and b is not None]
+    low, high = wilson(wins, len(pairs))
+    median = float(np.median(both)) if both else float("nan")
+    return Comparison(wins, len(pairs), low, high, median)
+
+
+def wilson(wins: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval of a share."""
+    if n == 0:
+        return 0.0, 1.0
+    p, zz = wins / n, z * z / n
+    middle = (p + zz / 2) / (1 + zz)
+    half = z / (1 + zz) * (p * (1 - p) / n + zz / (4 * n)) ** 0.5
+    return middle - half, middle + half
