@@ -203,3 +203,67 @@ def exact_gv(theta, gradient, full_gradient, **options):
 def expected_gv(theta, gradient, expectation, **options):
     """Algorithm 5."""
     return gradient_variation(theta, gradient, lambda k, theta, before, step: -step * expectation(before), **options)
+
+
+def variant(
+    theta,
+    gradient,
+    *,
+    alpha,
+    T=1,
+    relative=False,
+    groups=None,
+    divide=None,
+    nu=2.0,
+    beta=0.9,
+    m=0.5,
+    M=2.0,
+    delta=0.001,
+    decay_every=None,
+    decay=0.0,
+    clip=np.inf,
+):
+    """Algorithm 2 with its variants. Yields (theta_{k+1/2} or None, theta_{k+1}, gammas, raw gammas).
+
+    ``T``: every T-th mini-batch is used twice and measured, the others once. For T > 1 each
+    difference is divided by its step before it is averaged; ``divide`` overrides that.
+    ``relative``: gamma is the raw gamma over its running geometric mean.
+    ``groups``: lists of indices, each with a gamma of its own; one list with all of them if None.
+    ``alpha`` may be a function of k: a schedule.
+    """
+    divide = T > 1 if divide is None else divide
+    groups = [np.arange(len(theta))] if groups is None else groups
+    G = np.zeros_like(theta)
+    gamma, raw = np.ones(len(groups)), np.full(len(groups), np.nan)
+    log_mean, positive = np.zeros(len(groups)), np.zeros(len(groups), int)
+    k = n = 0
+    while True:
+        factor = 1.0 if decay_every is None else (1 + k // decay_every) ** (1 / 2 + delta)
+        step = np.zeros_like(theta) + (alpha(k) if callable(alpha) else alpha) / factor
+        for i, group in enumerate(groups):
+            step[group] *= gamma[i]
+        g0 = gradient(k, theta) + decay * theta
+        s0 = step * min(1.0, clip / (np.linalg.norm(g0) + 1e-6))
+        if k % T != 0:
+            theta = theta - s0 * g0
+            yield None, theta, gamma.copy(), raw.copy()
+            k += 1
+            continue
+        theta_half = theta - s0 * g0
+        g1 = gradient(k, theta_half) + decay * theta_half
+        s1 = step * min(1.0, clip / (np.linalg.norm(g1) + 1e-6))
+        dtheta, dg = theta_half - theta, g1 - g0
+        theta = theta_half - s1 * g1
+        G = beta * G + (1 - beta) * (dg / s0 if divide else dg)
+        G_hat = (s0 * G if divide else G) / (1 - beta ** (n + 1))
+        n += 1
+        for i, group in enumerate(groups):
+            curvature = G_hat[group] @ dtheta[group]
+            raw[i] = tuned = dtheta[group] @ dtheta[group] / curvature if curvature > 0 else nu
+            if relative and curvature > 0:
+                log_mean[i] = 0.99 * log_mean[i] + 0.01 * np.log(raw[i])
+                positive[i] += 1
+                tuned = raw[i] / np.exp(log_mean[i] / (1 - 0.99 ** positive[i]))
+            gamma[i] = min(max(tuned, m), M)
+        yield theta_half, theta, gamma.copy(), raw.copy()
+        k += 1

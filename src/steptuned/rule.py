@@ -33,6 +33,11 @@ def per_unit(curvature: Tensor, square: Tensor) -> Tensor:
     return curvature / torch.where(square > 0, square, 1.0)
 
 
+def reciprocal(step: Tensor) -> Tensor:
+    """1 / step; zero for a step of zero, which changes no gradient."""
+    return torch.where(step > 0, 1 / torch.where(step > 0, step, 1.0), 0.0)
+
+
 def clip(value: Tensor, bounds: tuple[float, float]) -> Tensor:
     """``value`` kept within the bounds [m, M]."""
     return value.clamp(*bounds)

@@ -164,6 +164,33 @@ def test_the_trainer_gives_the_numbers_of_a_plain_loop(tmp_path, accumulate):
             assert row[name] == pytest.approx(value, rel=1e-5), name
 
 
+VARIANTS = {
+    "every third": {"tune_every": 3},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, accumulate, variant):
+    options = {"lr": 0.2, "bounds": (0.05, 20.0), "max_grad_norm": 0.3, **VARIANTS[variant]}
+    trainer = trainer_of(tmp_path, choice=(StepTunedSGD, options), gradient_accumulation_steps=accumulate)
+    trainer.train()
+    twin = language_model()
+    model, opt, expected = plain(accumulate, model=twin, opt=StepTunedSGD(groups(twin), **options))
+    assert same_run(trainer, model, opt)
+    assert trainer.state.global_step == len(expected) == opt.stats().iterations
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_goes_on_from_a_checkpoint_of_the_trainer(tmp_path, variant):
+    options = {"save_strategy": "steps", "save_steps": 5, "choice": (StepTunedSGD, {"lr": 0.2, **VARIANTS[variant]})}
+    through = trainer_of(tmp_path / "through", **options)
+    through.train()
+    resumed = trainer_of(tmp_path / "resumed", **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "through" / "checkpoint-5"))
+    assert same_run(resumed, through.model, through.optimizer.optimizer)
+
+
 def test_the_optimizer_is_made_from_the_arguments(tmp_path):
     opt = trainer_of(tmp_path, learning_rate=0.7, weight_decay=0.02, max_grad_norm=0.4).create_optimizer()
     assert isinstance(opt, StepTunedSGD)

@@ -146,6 +146,49 @@ def test_a_trainer_gives_the_numbers_of_a_plain_loop_and_counts_iterations(tmp_p
     assert trainer.optimizers[0].param_groups[0]["lr"] == opt.param_groups[0]["lr"]
 
 
+VARIANTS = {
+    "every third": {"tune_every": 3},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, variant):
+    module = Module(**VARIANTS[variant])
+    trainer = trainer_of(tmp_path, StepTuned())
+    trainer.fit(module, data())
+    net, opt, _ = plain(**VARIANTS[variant])
+    assert same_run(trainer, module, net, opt)
+    assert trainer.global_step == 10
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_goes_on_from_a_checkpoint_of_the_trainer(tmp_path, variant):
+    module, resumed = (Module(**VARIANTS[variant]) for _ in range(2))
+    trainer_of(tmp_path, StepTuned(), every_epoch(tmp_path)).fit(module, data())
+    trainer = trainer_of(tmp_path, StepTuned(), every_epoch(tmp_path))
+    trainer.fit(resumed, data(), ckpt_path=tmp_path / "epoch=0.ckpt", weights_only=False)
+    assert trainer.global_step == 10
+    assert torch.equal(flat(module), flat(resumed))
+
+
+def every_epoch(folder):
+    return ModelCheckpoint(folder, filename="{epoch}", save_on_train_epoch_end=True, save_top_k=-1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_in_fp16_goes_through_the_scaler(tmp_path, variant):
+    """Scales are powers of two, and bfloat16 autocast rounds the same."""
+    found = []
+    for plugin in (StepTunedMixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4)), None):
+        module = Module(**VARIANTS[variant])
+        trainer = trainer_of(tmp_path, StepTuned(), plugins=[plugin] if plugin else None)
+        trainer.fit(module, data())
+        stats = trainer.optimizers[0].stats()
+        found.append((stats.iterations, stats.measurements, stats.ignored, stats.skipped))
+    assert found[0] == found[1]
+    assert found[0][0] == 10
+
+
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
 def test_other_precisions_of_lightning_take_both_passes_too(tmp_path, precision):
     module = Module()

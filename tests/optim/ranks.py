@@ -77,7 +77,7 @@ def walk(model, opt, iterations, part=None, between=lambda: None, start=0, **kin
     found = {"theta": [], "gamma": [], "curvature": [], "collectives": []}
     for k in range(start, start + iterations):
         counts = []
-        for half in (opt.half_step, opt.step):
+        for half in (opt.half_step, opt.step) if opt.needs_second_pass else (opt.step,):
             opt.zero_grad()
             back_propagate(model, k, part, between, **kind)
             with CommDebugMode() as communication:
@@ -262,6 +262,54 @@ def tensor_and_fsdp(folder):
     mesh._flatten()  # as DTensor advises: sums over both dimensions are one collective then
     model = sharded(tensor_parallel(Network((6, 8, 8, 3)), mesh["tensor"]), mesh["data"])
     return walk(model, make_optimizer(model), 15, part=(mesh.get_local_rank("data"), mesh.size(0)))
+
+
+# ---------------------------------------------------------------------------------------------- variants
+
+VARIANTS = {
+    "every third": {"tune_every": 3},
+}
+
+
+def ddp_variants(folder):
+    return {name: walk(*pair(DistributedDataParallel(Network()), options), 20) for name, options in VARIANTS.items()}
+
+
+def fsdp_variants(folder):
+    return {name: walk(*pair(sharded(Network(), line()), options), 20) for name, options in VARIANTS.items()}
+
+
+def fsdp_variants_resumed(folder):
+    """Saved after 8 passes and after 11, which lie differently in an iteration for each variant."""
+    found = {}
+    for name, options in VARIANTS.items():
+        for moment in (8, 11):
+            model, opt = pair(sharded(Network(), line()), options)
+            k = advance(model, opt, 0, moment)
+            where = folder / f"{name}-{moment}"
+            save(model, opt, where)
+            other, resumed = pair(sharded(Network(), line()), options | {"lr": 0.7})  # what is loaded counts
+            load(other, resumed, where)
+            advance(other, resumed, k, PASSES - moment)
+            found[name, moment] = {"theta": theta(other), "gamma": resumed.gamma}
+    return found
+
+
+def pair(model, options):
+    return model, make_optimizer(model, **options)
+
+
+def advance(model, opt, k, passes):
+    """So many passes from mini-batch k, whose first pass may be done. Returns the next k."""
+    for _ in range(passes):
+        opt.zero_grad()
+        back_propagate(model, k)
+        if opt.needs_second_pass and not opt.pending:
+            opt.half_step()
+        else:
+            opt.step()
+            k += 1
+    return k
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints

@@ -18,7 +18,8 @@ class StepTunedTrainer(Trainer):
     """A Trainer whose optimizer is `steptuned.StepTunedSGD`.
 
     Each update takes two passes over all of its micro-batches (``gradient_accumulation_steps``),
-    with the same random numbers. An update is one ``global_step`` and one step of the scheduler;
+    with the same random numbers; with ``tune_every=T``, every T-th update does and the others take
+    one. An update is one ``global_step`` and one step of the scheduler;
     tokens are counted once.
 
     The logged ``loss`` is from the first pass, ``grad_norm`` from the second. With them, at the
@@ -101,8 +102,10 @@ class StepTunedTrainer(Trainer):
         return super().train(*args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        """A micro-batch of the first pass; the last one is followed by all of the second pass."""
+        """A micro-batch of the first pass; the last one is followed by all of the second pass, if there is one."""
         opt = self._step_tuned
+        if not opt.needs_second_pass:
+            return super().training_step(model, inputs, num_items_in_batch)
         with all_or_nothing(self._drop):
             noise, steps = replay(opt), self.current_gradient_accumulation_steps
             self._micro_batches.append((noise, steps, inputs, num_items_in_batch))

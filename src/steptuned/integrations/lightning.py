@@ -4,8 +4,9 @@ Return `steptuned.StepTunedSGD` from ``configure_optimizers`` and give the Train
 
     trainer = Trainer(callbacks=[StepTuned()], gradient_clip_val=1.0)
 
-Lightning passes the optimizer a closure, and the optimizer calls it twice. One mini-batch is one
-``global_step`` and one step of a scheduler. Whatever runs inside the closure runs twice:
+Lightning passes the optimizer a closure, and the optimizer calls it twice (with ``tune_every=T``,
+twice for every T-th mini-batch and once for the others). One mini-batch is one ``global_step`` and
+one step of a scheduler. Whatever runs inside the closure runs twice:
 ``training_step``, ``on_before_zero_grad``, ``on_before_backward``, ``on_after_backward`` and
 ``on_before_optimizer_step``. So a torchmetrics object that ``training_step`` updates sees each
 mini-batch twice, and so does BatchNorm unless the callback has ``freeze_statistics=True``. Dropout
@@ -226,10 +227,12 @@ class StepTunedMixedPrecision(MixedPrecision):
         loss = closure()
         self._after_closure(model, optimizer)
         if loss is None and model.automatic_optimization:
-            optimizer.zero_grad()
-            optimizer.half_step()  # without gradients: counted as skipped
-            optimizer.step()
+            optimizer.step(optimizer.zero_grad)  # without gradients: counted as skipped
             return None
+        if not optimizer.needs_second_pass:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            return loss
         self.scaler.step(optimizer.first_pass)
         with all_or_nothing(optimizer.cancel):
             noise.rewind()

@@ -47,6 +47,7 @@ VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_grad_norm": (lambda v: v is None or (_number(v) and v > 0), "positive, or None for no clipping"),
     "foreach": (lambda v: v is None or isinstance(v, bool), "True, False or None"),
     "replay_rng": (lambda v: isinstance(v, bool), "True or False"),
+    "tune_every": (lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1, "a whole number at least 1"),
     "slope": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
     "shrink": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
     "max_backtracks": (lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0, "a whole number at least 0"),

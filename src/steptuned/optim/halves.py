@@ -1,6 +1,6 @@
-"""The two halves of an iteration: what is done with the gradients of each pass."""
+"""The two halves of an iteration, or its single pass: what is done with the gradients of each."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from steptuned.optim.notices import (
     NOISE_CHECKS,
     ONE_PASS_ONLY,
     check_groups_agree,
+    check_unit_of_G,
     refuse_pending,
     warn_if_stuck,
     warn_other_noise,
@@ -25,19 +26,14 @@ from steptuned.rng import replay
 
 if TYPE_CHECKING:
     from steptuned.optim.step_tuned_sgd import StepTunedSGD
+    from steptuned.optim.two_passes import TwoPasses
 
 
 @_disable_dynamo  # gathering is for Python; the arithmetic in flat.py is what compiles
 def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     """theta_k to theta_{k+1/2}; keeps g0."""
     refuse_pending(opt, "half_step()")
-    if scaling is not None:
-        sharded.refuse_scaling(params_of(opt))
-    check_groups_agree(opt)
-    warn_two_schedules(opt)
-    if not opt.state and opt._has_measured:  # it was taken away
-        opt.reset()
-    settle(opt)
+    begin(opt, scaling)
     first = opt.param_groups[0]
     buckets = gather(opt, scaling)
     if not buckets:
@@ -45,14 +41,9 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
             group["pending"] = EMPTY
         return
     coefficient = _clip_coefficient(opt, buckets, scaling)
-
-    decay = 1.0
-    if first["decay_every"] is not None:
-        decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
+    set_steps(opt)
     for group in opt.param_groups:
-        group["effective_lr"] = first["gamma"] * decay * scalar(group["lr"])
         group["moved"].copy_(group["effective_lr"] * coefficient)
-
     with all_or_nothing(opt.cancel):
         for bucket in buckets:
             _move(opt, bucket, scaling)
@@ -64,6 +55,54 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         group["pending"] = road(scaling)
     if opt._form == "hand" and first["replay_rng"] and opt._noise_checks < NOISE_CHECKS:
         opt._noise = replay(opt)
+
+
+def begin(opt: "TwoPasses", scaling: Scaling | None) -> None:
+    """What is looked at before an iteration."""
+    if scaling is not None:
+        sharded.refuse_scaling(params_of(opt))
+    check_groups_agree(opt)
+    warn_two_schedules(opt)
+    if not opt.state and opt._has_measured:  # it was taken away
+        opt.reset()
+    check_unit_of_G(opt)
+    settle(opt)
+
+
+def set_steps(opt: "TwoPasses") -> None:
+    """The step of each group in this iteration."""
+    first = opt.param_groups[0]
+    decay = 1.0
+    if first["decay_every"] is not None:
+        decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
+    for group in opt.param_groups:
+        group["effective_lr"] = first["gamma"] * decay * scalar(group["lr"])
+
+
+@_disable_dynamo
+def single_pass(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
+    """theta_k to theta_{k+1} for a mini-batch that is used once: SGD with the gamma there is. G stays as it is."""
+    begin(opt, scaling)
+    buckets = gather(opt, scaling)
+    if buckets:
+        coefficient = _clip_coefficient(opt, buckets, scaling)
+        set_steps(opt)
+        for bucket in buckets:
+            step = (bucket.group["effective_lr"] * coefficient).to(bucket.device)
+            flat.add_scaled(bucket.params, bucket.gradient_of_J(scaling), -step)
+    count_single(opt, bool(buckets), scaling)
+
+
+def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None) -> None:
+    """An iteration of one pass is over. One without gradients is not counted, nor is one that overflowed."""
+    for group in opt.param_groups:
+        group["skipped"] += not had_gradients
+        group["countdown"] = min(group["countdown"], group["tune_every"] - 1) - had_gradients
+    if had_gradients:
+        first = opt.param_groups[0]
+        valid = 1 if scaling is None else (scaling.found_inf == 0).to(first["k"].device)
+        first["k"].add_(valid)
+        first["single"].add_(valid)
 
 
 def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
@@ -130,6 +169,8 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     _tune(opt, curvature, square, valid)
     opt._has_measured = True
     opt.cancel()
+    for group in opt.param_groups:
+        group["countdown"] = group["tune_every"] - 1
     if first["gamma"].device.type == "cpu":
         warn_if_stuck(opt)
 
@@ -139,14 +180,21 @@ def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling
     group, params = bucket.group, bucket.params
     g0, G = bucket.held("g0"), bucket.held("G")
     moved = group["moved"].to(bucket.device)
-    along_g0 = torch.stack((-moved, moved**2))
+    along_g0 = torch.stack((-moved, moved**2)) * unit_of_G(group, moved)
+    scale = rule.reciprocal(moved) if group["divided"] else 1.0
     if bucket.in_chunks:
-        return along_g0 * flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"])
+        return along_g0 * flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"], scale)
     valid = None if valid is None else valid.to(bucket.device)
     grads = bucket.gradient_of_J(scaling)
     if bucket.is_low_precision:
-        return flat.second_pass(params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid)
-    return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid)
+        sums = flat.second_pass(params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid, scale)
+        return sums * unit_of_G(group, moved)
+    return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid, scale)
+
+
+def unit_of_G(group: dict[str, Any], step: Tensor) -> Tensor | float:
+    """What sums <G, .> and |.|^2 are multiplied by: where G is an average of dg / step, G by this step."""
+    return torch.stack((step, torch.ones_like(step))) if group["divided"] else 1.0
 
 
 def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | None, shares: sharded.Shares) -> None:
@@ -167,7 +215,7 @@ def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | N
                     else sharded.local(state["g0"]) * -group["moved"].to(p.device)
                 )
                 share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
-                shares.add(sharded.place(p), share)
+                shares.add(sharded.place(p), share * unit_of_G(group, group["moved"].to(p.device)))
 
 
 def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
@@ -175,7 +223,8 @@ def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor 
     group = opt.param_groups[0]
     m, M = group["bounds"]
     k, streak = group["k"], group["streak"]
-    curvature = curvature * rule.debias(group["beta"], k.to(curvature.dtype))
+    n = k - group["single"]  # measurements so far
+    curvature = curvature * rule.debias(group["beta"], n.to(curvature.dtype))
     fine = torch.isfinite(curvature) & torch.isfinite(square)
     if valid is not None:
         fine &= valid
@@ -184,7 +233,7 @@ def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor 
     group["gamma"].copy_(torch.where(fine, rule.clip(measured, (m, M)), group["gamma"]))
     group["raw_gamma"].copy_(torch.where(fine, measured, group["raw_gamma"]))
     group["curvature"].copy_(torch.where(fine, rule.per_unit(curvature, square), group["curvature"]))
-    group["recent"].scatter_(0, (k % RECENT).reshape(1), torch.where(fine, measured, torch.nan).reshape(1))
+    group["recent"].scatter_(0, (n % RECENT).reshape(1), torch.where(fine, measured, torch.nan).reshape(1))
     group["tally"].add_(torch.stack([fine & ~(curvature > 0), fine & lower, fine & upper, ~fine]))
     longer = torch.where(lower, streak.clamp(max=0) - 1, torch.where(upper, streak.clamp(min=0) + 1, 0))
     streak.copy_(torch.where(fine, longer, streak))

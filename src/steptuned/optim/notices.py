@@ -9,15 +9,15 @@ from steptuned.optim import sharded
 from steptuned.optim.arguments import warn
 
 if TYPE_CHECKING:
-    from steptuned.optim.step_tuned_sgd import StepTunedSGD
+    from steptuned.optim.two_passes import TwoPasses
 
 STUCK = 100
-"""After this many iterations in a row at the same bound, a warning."""
+"""After this many measurements in a row at the same bound, a warning."""
 
 NOISE_CHECKS = 10
 """In this many iterations by hand, the random numbers of the two passes are compared."""
 
-OF_ALL_GROUPS = ("nu", "beta", "bounds", "delta", "decay_every", "max_grad_norm", "replay_rng")
+OF_ALL_GROUPS = ("nu", "beta", "bounds", "delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every")
 """Options that belong to gamma, of which there is one, and so must agree between parameter groups."""
 
 ONE_PASS_ONLY = {
@@ -28,7 +28,7 @@ ONE_PASS_ONLY = {
 }
 
 
-def warn_if_stuck(opt: "StepTunedSGD") -> None:
+def warn_if_stuck(opt: "TwoPasses") -> None:
     group = opt.param_groups[0]
     m, M = group["bounds"]
     if "stuck" in opt._warned or m == M:
@@ -39,6 +39,7 @@ def warn_if_stuck(opt: "StepTunedSGD") -> None:
     opt._warned.add("stuck")
     raw = group["recent"].nanmedian().item()
     bound, value = ("lower", m) if streak < 0 else ("upper", M)
+    what = "iterations" if group["tune_every"] == 1 else "measurements"
     if raw == group["nu"]:
         advice = "the curvature is mostly not positive, where gamma is nu: lower nu if the loss is unstable"
     else:
@@ -47,12 +48,12 @@ def warn_if_stuck(opt: "StepTunedSGD") -> None:
             f"bounds=({raw / 2:.2g}, {2 * raw:.2g}), and divide lr by {raw:.2g}"
         )
     warn(
-        f"gamma has been at its {bound} bound {value} for {abs(streak)} iterations, so this is SGD with the step "
+        f"gamma has been at its {bound} bound {value} for {abs(streak)} {what}, so this is SGD with the step "
         f"{value:g} x lr: {advice}"
     )
 
 
-def warn_stale_gradients(opt: "StepTunedSGD") -> None:
+def warn_stale_gradients(opt: "TwoPasses") -> None:
     """A backward before step(closure) is a mistake: its gradients are added to those of the closure's first call."""
     if "stale" in opt._warned or (opt._has_measured and opt._form != "closure"):
         return
@@ -65,7 +66,7 @@ def warn_stale_gradients(opt: "StepTunedSGD") -> None:
         )
 
 
-def warn_two_schedules(opt: "StepTunedSGD") -> None:
+def warn_two_schedules(opt: "TwoPasses") -> None:
     decay_every = opt.param_groups[0]["decay_every"]
     if decay_every is None or "schedule" in opt._warned or not hasattr(opt.step, "_wrapped_by_lr_sched"):
         return
@@ -76,7 +77,7 @@ def warn_two_schedules(opt: "StepTunedSGD") -> None:
     )
 
 
-def warn_other_noise(opt: "StepTunedSGD") -> None:
+def warn_other_noise(opt: "TwoPasses") -> None:
     """By hand, nobody but the user can replay random numbers: notice when it was forgotten."""
     if opt._noise is None:
         return
@@ -90,7 +91,7 @@ def warn_other_noise(opt: "StepTunedSGD") -> None:
         )
 
 
-def warn_low_precision(opt: "StepTunedSGD", dtype: torch.dtype) -> None:
+def warn_low_precision(opt: "TwoPasses", dtype: torch.dtype) -> None:
     if "low precision" not in opt._warned:
         opt._warned.add("low precision")
         warn(
@@ -100,7 +101,7 @@ def warn_low_precision(opt: "StepTunedSGD", dtype: torch.dtype) -> None:
 
 
 @_disable_dynamo
-def warn_compiled(opt: "StepTunedSGD") -> None:
+def warn_compiled(opt: "TwoPasses") -> None:
     if "compiled" not in opt._warned:
         opt._warned.add("compiled")
         warn(
@@ -109,7 +110,7 @@ def warn_compiled(opt: "StepTunedSGD") -> None:
         )
 
 
-def refuse_pending(opt: "StepTunedSGD", what: str) -> None:
+def refuse_pending(opt: "TwoPasses", what: str) -> None:
     if not opt.param_groups[0]["pending"]:
         return
     if what in ("step(closure)", "passes()"):
@@ -123,12 +124,33 @@ def refuse_pending(opt: "StepTunedSGD", what: str) -> None:
     )
 
 
-def refuse_in_body(opt: "StepTunedSGD", what: str) -> None:
+def refuse_unneeded(opt: "TwoPasses") -> None:
+    if not opt.needs_second_pass:
+        raise RuntimeError(
+            f"half_step() on a mini-batch that is used once: with tune_every={opt.param_groups[0]['tune_every']} call it "
+            "where opt.needs_second_pass is True, and opt.step() once per mini-batch"
+        )
+
+
+def check_unit_of_G(opt: "TwoPasses") -> None:
+    """tune_every may have been edited, or an older state loaded: dg and dg / step cannot be averaged together."""
+    first = opt.param_groups[0]
+    if not opt.state:
+        for group in opt.param_groups:
+            group["divided"] = first["tune_every"] > 1
+    if first["divided"] != (first["tune_every"] > 1):
+        raise RuntimeError(
+            f"tune_every is {first['tune_every']} now, but the average G was made with "
+            f"{'tune_every above 1' if first['divided'] else 'tune_every=1'}: begin a new one with opt.reset()"
+        )
+
+
+def refuse_in_body(opt: "TwoPasses", what: str) -> None:
     if opt._in_body:
         raise RuntimeError(f"{what} inside the body of passes(): remove it, passes() makes both halves of the step itself")
 
 
-def check_groups_agree(opt: "StepTunedSGD") -> None:
+def check_groups_agree(opt: "TwoPasses") -> None:
     """Options of gamma, of which there is one, may have been edited in one group only."""
     first = opt.param_groups[0]
     for group in opt.param_groups[1:]:
@@ -140,7 +162,7 @@ def check_groups_agree(opt: "StepTunedSGD") -> None:
                 )
 
 
-def is_initialiser(opt: "StepTunedSGD") -> bool:
+def is_initialiser(opt: "TwoPasses") -> bool:
     """Whether torch.distributed.checkpoint makes a fresh optimizer create its state: by a step with lr and gradients zero."""
     if opt.state or any(float(group["lr"]) != 0 for group in opt.param_groups):
         return False
