@@ -166,6 +166,7 @@ def test_the_trainer_gives_the_numbers_of_a_plain_loop(tmp_path, accumulate):
 
 VARIANTS = {
     "every third": {"tune_every": 3},
+    "relative, every other": {"relative": True, "tune_every": 2},
 }
 
 

@@ -148,6 +148,7 @@ def test_a_trainer_gives_the_numbers_of_a_plain_loop_and_counts_iterations(tmp_p
 
 VARIANTS = {
     "every third": {"tune_every": 3},
+    "relative, every other": {"relative": True, "tune_every": 2},
 }
 
 

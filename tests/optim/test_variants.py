@@ -22,6 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:gamma has been at", "ignore:torc
 
 VARIANTS = {
     "every third": {"tune_every": 3},
+    "relative": {"relative": True},
+    "relative, every third": {"relative": True, "tune_every": 3},
 }
 """Options with which everything but the twins is tried."""
 
@@ -56,6 +58,9 @@ TWINS = {
     "every fifth, decay": {"lr": 0.1, "bounds": (0.05, 10.0), "tune_every": 5, "decay_every": 10},
     "every third, weight decay": {"lr": 0.03, "weight_decay": 0.1, "bounds": (0.05, 20.0), "tune_every": 3},
     "every fourth, clipped": {"lr": 0.3, "max_grad_norm": 0.03, "bounds": (0.05, 15.0), "tune_every": 4},
+    "relative": {"lr": 0.1, "relative": True},
+    "relative, wide bounds": {"lr": 0.03, "relative": True, "bounds": (0.2, 5.0)},
+    "relative, every third": {"lr": 0.2, "relative": True, "tune_every": 3, "weight_decay": 0.01, "decay_every": 20},
     "every seventh, no memory": {"lr": 0.2, "beta": 0.0, "bounds": (0.2, 5.0), "tune_every": 7},
 }
 
@@ -319,6 +324,67 @@ def test_a_layer_without_a_second_gradient_fades_in_the_unit_of_the_step(missing
     assert opt.gamma.item() == pytest.approx(raw, rel=1e-12)
 
 
+# ---------------------------------------------------------------------------------------------- relative
+
+
+def test_a_relative_gamma_does_not_depend_on_the_size_of_the_curvature():
+    """A loss that is steeper by c, with an lr that is smaller by c, takes the same way; absolute bounds do not let it."""
+    problem = Network()
+    ways = {}
+    for c in (1.0, 1024.0):
+        for relative in (True, False):
+            params = [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
+            opt = StepTunedSGD(params, lr=0.5 / c, relative=relative, nu=1.0)
+            for k in range(100):
+                for _ in opt.passes():
+                    opt.zero_grad()
+                    (c * problem.torch_loss(k, *params)).backward()
+            ways[c, relative] = joined(params), opt.gamma.item(), opt.reference.item()
+    close(ways[1024.0, True][0], ways[1.0, True][0])
+    close(1024.0 * ways[1024.0, True][2], ways[1.0, True][2])
+    assert np.abs(ways[1024.0, False][0] - ways[1.0, False][0]).max() > 0.01
+    assert ways[1.0, False][2] == 1.0, "no reference is kept"
+
+
+def test_the_reference_is_a_geometric_mean_that_negative_curvature_leaves_alone():
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-9, beta=0.0, relative=True, bounds=(0.1, 10.0), nu=3.0)
+    assert opt.reference == 1.0
+    found = []
+    for curvature in (1.0, 4.0, -1.0, 2.0):
+        run(opt, theta, 1, curvature)
+        found.append((opt.gamma.item(), opt.reference.item()))
+    geometric = 4 ** -(0.01 / (1 - 0.99**2))
+    assert found[0] == pytest.approx((1.0, 1.0), rel=1e-6)
+    assert found[1] == pytest.approx((0.25 / geometric, geometric), rel=1e-6)
+    assert found[2] == pytest.approx((3.0, geometric), rel=1e-6)
+    assert found[3][1] == pytest.approx(4 ** -((0.0099 + 0.005) / (1 - 0.99**3)), rel=1e-6)
+    assert opt.stats().negative == 0.25
+
+
+def test_what_is_not_finite_does_not_enter_the_reference():
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-9, beta=0.0, relative=True)
+    run(opt, theta, 3, 0.5)
+    for i in opt.passes():
+        theta.grad = torch.full_like(theta, 1e200 * i)
+    assert opt.stats().ignored == 1
+    assert opt.reference.item() == pytest.approx(2.0, rel=1e-6)
+    theta.data.fill_(1.0)
+    for i in opt.passes():
+        theta.grad = torch.full_like(theta, 1e150 - i * 1e-170)  # a curvature so small that its inverse is infinite
+    assert torch.isfinite(opt.reference)
+
+
+def test_a_relative_gamma_that_is_stuck_says_what_that_means(monkeypatch):
+    monkeypatch.setattr("steptuned.optim.notices.STUCK", 20)
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-9, beta=0.0, relative=True)
+    run(opt, theta, 30, 1.0)
+    with pytest.warns(UserWarning, match=r"lower bound .* keeps falling away from its running reference: widen .* lower lr"):
+        run(opt, theta, 20, 100.0)
+
+
 # ---------------------------------------------------------------------------------------------- GradScaler
 
 
@@ -400,7 +466,7 @@ def test_a_checkpoint_after_any_pass_goes_on_bit_for_bit(variant, way, dtype, tm
         assert_same_run(straight, resumed)
 
 
-NEW = ("tune_every", "single", "countdown", "divided")
+NEW = ("tune_every", "single", "countdown", "divided", "relative", "log_mean", "positives")
 
 
 def test_a_checkpoint_from_before_the_variants_goes_on_with_the_same_numbers():

@@ -48,6 +48,7 @@ VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     "foreach": (lambda v: v is None or isinstance(v, bool), "True, False or None"),
     "replay_rng": (lambda v: isinstance(v, bool), "True or False"),
     "tune_every": (lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1, "a whole number at least 1"),
+    "relative": (lambda v: isinstance(v, bool), "True or False"),
     "slope": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
     "shrink": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
     "max_backtracks": (lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0, "a whole number at least 0"),

@@ -229,8 +229,9 @@ def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor 
     if valid is not None:
         fine &= valid
     measured = rule.gamma(square, curvature, group["nu"])
-    lower, upper = measured <= m, measured >= M
-    group["gamma"].copy_(torch.where(fine, rule.clip(measured, (m, M)), group["gamma"]))
+    tuned = _relative(group, measured, fine, curvature > 0) if group["relative"] else measured
+    lower, upper = tuned <= m, tuned >= M
+    group["gamma"].copy_(torch.where(fine, rule.clip(tuned, (m, M)), group["gamma"]))
     group["raw_gamma"].copy_(torch.where(fine, measured, group["raw_gamma"]))
     group["curvature"].copy_(torch.where(fine, rule.per_unit(curvature, square), group["curvature"]))
     group["recent"].scatter_(0, (n % RECENT).reshape(1), torch.where(fine, measured, torch.nan).reshape(1))
@@ -238,6 +239,15 @@ def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor 
     longer = torch.where(lower, streak.clamp(max=0) - 1, torch.where(upper, streak.clamp(min=0) + 1, 0))
     streak.copy_(torch.where(fine, longer, streak))
     k.add_(1 if valid is None else valid)
+
+
+def _relative(group: dict[str, Any], measured: Tensor, fine: Tensor, positive: Tensor) -> Tensor:
+    """The raw gamma over its running reference, this measurement included; nu stays nu."""
+    log_mean, n = group["log_mean"], group["positives"]
+    counts = fine & positive & torch.isfinite(measured.log())
+    log_mean.copy_(torch.where(counts, rule.remember(log_mean, measured), log_mean))
+    n.add_(counts)
+    return torch.where(positive, measured / rule.reference(log_mean, n), measured)
 
 
 def _clip_coefficient(opt: "StepTunedSGD", buckets: list[Bucket], scaling: Scaling | None) -> Tensor | float:

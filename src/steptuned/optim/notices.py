@@ -17,7 +17,7 @@ STUCK = 100
 NOISE_CHECKS = 10
 """In this many iterations by hand, the random numbers of the two passes are compared."""
 
-OF_ALL_GROUPS = ("nu", "beta", "bounds", "delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every")
+OF_ALL_GROUPS = ("nu", "beta", "bounds", "delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every", "relative")
 """Options that belong to gamma, of which there is one, and so must agree between parameter groups."""
 
 ONE_PASS_ONLY = {
@@ -42,6 +42,11 @@ def warn_if_stuck(opt: "TwoPasses") -> None:
     what = "iterations" if group["tune_every"] == 1 else "measurements"
     if raw == group["nu"]:
         advice = "the curvature is mostly not positive, where gamma is nu: lower nu if the loss is unstable"
+    elif group["relative"]:
+        advice = (
+            f"the raw gamma, now {raw:.3g}, keeps {'falling' if streak < 0 else 'rising'} away from its running reference: "
+            f"widen the bounds, or {'lower' if streak < 0 else 'raise'} lr"
+        )
     else:
         advice = (
             f"the raw gamma has a median of {raw:.3g}; to let it tune the step, put the bounds around that, such as "

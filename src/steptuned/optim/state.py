@@ -58,6 +58,8 @@ def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
         "raw_gamma": torch.full_like(one, torch.nan),
         "curvature": torch.full_like(one, torch.nan),
         "recent": one.new_full((RECENT,), torch.nan),  # a ring of raw gammas, the n-th at n % RECENT
+        "log_mean": torch.zeros_like(one),  # of the raw gammas, for relative=True
+        "positives": none.clone(),  # measurements in it
         "sound": torch.ones_like(one, dtype=torch.bool),
         "tally": none.repeat(4),  # measurements with negative curvature, at the lower bound, at the upper bound, ignored
         "streak": none.clone(),  # measurements in a row at the upper bound; negative: at the lower bound

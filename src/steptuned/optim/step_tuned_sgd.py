@@ -69,6 +69,8 @@ class StepTunedSGD(TwoPasses):
         replay_rng: the same random numbers in both passes of forms (1) and (2).
         tune_every: T, at least 1. Only every T-th mini-batch is used twice and measured, beginning with the first; the others are
             used once, with the gamma there is: 1 + 1/T back-propagations per mini-batch. See *Fewer measurements* below.
+        relative: divide the raw gamma by a running reference of it before it is clipped, so that ``bounds`` say how far the step
+            may leave lr, whatever the curvature of the network. See *Relative gamma* below.
 
     **Fewer measurements** (``tune_every=T``, T > 1). Form (1) calls the closure once or twice, the body of form (2) runs once or
     twice, and by hand `needs_second_pass` tells:
@@ -87,6 +89,14 @@ class StepTunedSGD(TwoPasses):
     $$G_n = \beta G_{n-1} + (1-\beta)\,\Delta g / s_k, \qquad s_k = a_k \gamma_k, \qquad \hat G_n = s_k G_n / (1 - \beta^{n+1}).$$
 
     With clipping, $s_k$ is the step after it. A measurement lost to an overflow under a GradScaler is not repeated.
+
+    **Relative gamma** (``relative=True``). The raw gamma is an inverse curvature, whose size depends on the network. The
+    reference is its geometric mean over the measurements with positive curvature, the recent ones weighing most:
+
+    $$L_n = .99\, L_{n-1} + .01 \log \gamma^{\mathrm{raw}}_n, \qquad
+    \gamma_{k+1} = \gamma^{\mathrm{raw}}_n / \exp\bigl(L_n / (1 - .99^n)\bigr) \quad\text{clipped to } [m, M].$$
+
+    So the first such measurement gives 1. Where the curvature is not positive, gamma is nu, and the reference stays.
 
     Examples:
         >>> import torch
@@ -117,6 +127,7 @@ class StepTunedSGD(TwoPasses):
         foreach: bool | None = None,
         replay_rng: bool = True,
         tune_every: int = 1,
+        relative: bool = False,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -131,6 +142,7 @@ class StepTunedSGD(TwoPasses):
             "foreach": foreach,
             "replay_rng": replay_rng,
             "tune_every": tune_every,
+            "relative": relative,
         }
         check(**defaults)
         sharded.refuse_private(type(self).__name__)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steptuned import rule
 from steptuned.frozen import frozen_statistics
 from steptuned.optim import sharded
 from steptuned.optim.arguments import check_group, check_params, warn
@@ -236,6 +237,12 @@ class TwoPasses(Scalable, Optimizer):
     def raw_gamma(self) -> Tensor:
         """The gamma measured last, before clipping: 1 / curvature, or nu where that is not positive. nan before the first."""
         return self.param_groups[0]["raw_gamma"].clone()
+
+    @property
+    def reference(self) -> Tensor:
+        """What the raw gamma is divided by with ``relative=True``: its running geometric mean; 1 before there is one."""
+        group = self.param_groups[0]
+        return rule.reference(group["log_mean"], group["positives"])
 
     @property
     def curvature(self) -> Tensor:
