@@ -126,7 +126,7 @@ def plain(accumulate=1, epochs=2, opt=None, model=None):
                     loss.backward()
                     losses.append(loss.item())
             loss = sum(losses[: len(micro_batches)])
-            log.append({"loss": loss, "learning_rate": scheduler.get_last_lr()[0], "gamma": opt.gamma.item()})
+            log.append({"loss": loss, "learning_rate": scheduler.get_last_lr()[0], "gamma": opt.gamma.reshape(-1)[0].item()})
             scheduler.step()
     return model, opt, log
 
@@ -167,6 +167,7 @@ def test_the_trainer_gives_the_numbers_of_a_plain_loop(tmp_path, accumulate):
 VARIANTS = {
     "every third": {"tune_every": 3},
     "relative, every other": {"relative": True, "tune_every": 2},
+    "per group": {"per_group": True},
 }
 
 

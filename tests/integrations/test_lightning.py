@@ -115,7 +115,7 @@ def plain(epochs=2, double=False, **options):
                 losses.append(nn.functional.cross_entropy(net(x.double() if double else x), y))
                 losses[-1].backward()
             scheduler.step()
-            log.append({"loss": losses[0].item(), "gamma": opt.gamma.item(), "curvature": opt.curvature.item()})
+            log.append({"loss": losses[0].item(), "gamma": opt.gamma.sum().item(), "curvature": opt.curvature.sum().item()})
     return net, opt, log
 
 
@@ -149,6 +149,7 @@ def test_a_trainer_gives_the_numbers_of_a_plain_loop_and_counts_iterations(tmp_p
 VARIANTS = {
     "every third": {"tune_every": 3},
     "relative, every other": {"relative": True, "tune_every": 2},
+    "per group": {"per_group": True},
 }
 
 
@@ -262,6 +263,22 @@ def test_the_log_shows_the_effective_learning_rate_of_each_group(tmp_path):
     assert logged[0] == pytest.approx(3 * logged[1], rel=1e-6)
     assert not {0.3, 0.1} & set(logged)
     assert {row["lr-StepTunedSGD/pg1"] for row in rows} == {"", "0.3"}
+
+
+def test_the_log_shows_the_gamma_of_each_group(tmp_path):
+    class Groups(Module):
+        def configure_optimizers(self):
+            groups = [{"params": self.net[0].parameters()}, {"params": self.net[3].parameters()}]
+            return StepTunedSGD(groups, lr=0.3, bounds=(0.05, 20.0), per_group=True)
+
+    logger = CSVLogger(tmp_path)
+    trainer = trainer_of(tmp_path, StepTuned(), logger=logger, log_every_n_steps=5)
+    trainer.fit(Groups(), data())
+    opt = trainer.optimizers[0]
+    last = [row for row in metrics(logger) if row["step_tuned/gamma/pg1"]][-1]
+    for i in range(2):
+        assert float(last[f"step_tuned/gamma/pg{i + 1}"]) == pytest.approx(opt.gamma[i].item(), rel=1e-6)
+        assert float(last[f"step_tuned/raw_gamma/pg{i + 1}"]) == pytest.approx(opt.stats(i).raw_gamma[1])
 
 
 def test_after_100_iterations_the_log_says_at_which_bound_gamma_is(tmp_path, monkeypatch):

@@ -269,6 +269,7 @@ def tensor_and_fsdp(folder):
 VARIANTS = {
     "every third": {"tune_every": 3},
     "relative, every other": {"relative": True, "tune_every": 2},
+    "per group": {"per_group": True},
 }
 
 

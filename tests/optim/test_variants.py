@@ -24,6 +24,8 @@ VARIANTS = {
     "every third": {"tune_every": 3},
     "relative": {"relative": True},
     "relative, every third": {"relative": True, "tune_every": 3},
+    "per group": {"per_group": True},
+    "per group, relative, every third": {"per_group": True, "relative": True, "tune_every": 3},
 }
 """Options with which everything but the twins is tried."""
 
@@ -385,6 +387,116 @@ def test_a_relative_gamma_that_is_stuck_says_what_that_means(monkeypatch):
         run(opt, theta, 20, 100.0)
 
 
+# ---------------------------------------------------------------------------------------------- per_group
+
+PER_GROUP = {
+    "plain": {"bounds": (0.05, 5.0)},
+    "decay": {"bounds": (0.05, 5.0), "decay_every": 10, "beta": 0.5},
+    "every third": {"bounds": (0.05, 5.0), "tune_every": 3},
+    "relative": {"relative": True},
+    "relative, every fourth, clipped": {"relative": True, "tune_every": 4, "max_grad_norm": 0.3},
+}
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+@pytest.mark.parametrize("name", PER_GROUP)
+def test_each_group_has_a_gamma_of_its_own(name, in_chunks, monkeypatch):
+    problem, params = network(monkeypatch, in_chunks)
+    options = PER_GROUP[name]
+    alphas, decays = (0.1, 0.03, 0.05), (0.0, 0.02, 0.0)
+    parts = [params[:1], params[1:3], params[3:]]
+    groups = [{"params": part, "lr": a, "weight_decay": w} for part, a, w in zip(parts, alphas, decays, strict=True)]
+    sizes = [sum(p.numel() for p in part) for part in parts]
+    alpha, decay = np.repeat(alphas, sizes), np.repeat(decays, sizes)
+    indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    twin = reference.variant(
+        problem.start, problem.gradient, groups=indices, **twin_options(lr=alpha, **options) | {"decay": decay}
+    )
+    opt = StepTunedSGD(groups, per_group=True, **options)
+    gammas = follow(opt, params, lambda k: problem.torch_loss(k, *params), twin)
+    assert all(len(np.unique(column)) > 10 for column in gammas.T)
+    assert np.abs(gammas[:, 0] - gammas[:, 1]).max() > 0.1
+    each = [group["effective_lr"].item() for group in opt.param_groups]
+    decayed = 1.0 if "decay_every" not in options else 25**-(0.501)
+    np.testing.assert_allclose(each, np.array(alphas) * gammas[-2] * decayed, rtol=1e-9)
+    assert opt.stats(1).at_upper == (gammas[:: options.get("tune_every", 1), 1] == options.get("bounds", (0.5, 2.0))[1]).mean()
+
+
+def two_groups(**options):
+    a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    return a, b, StepTunedSGD([{"params": [a]}, {"params": [b]}], **{"lr": 1e-6, "beta": 0.0, "bounds": (0.01, 100.0), **options})
+
+
+def curve(opt, *params, n=1):
+    """So many iterations on quadratics with curvatures 1, 2, ..."""
+    for _ in range(n):
+        for _ in opt.passes():
+            for c, p in enumerate(params, start=1):
+                p.grad = c * p.detach()
+
+
+def test_what_is_read_has_one_entry_per_group_also_of_one():
+    a, b, opt = two_groups(per_group=True)
+    curve(opt, a, b)
+    assert opt.gamma.tolist() == pytest.approx([1.0, 0.5])
+    assert opt.raw_gamma.tolist() == pytest.approx([1.0, 0.5])
+    assert opt.curvature.tolist() == pytest.approx([1.0, 2.0])
+    assert opt.reference.tolist() == [1.0, 1.0]
+    assert opt.stats(0).raw_gamma[1] == pytest.approx(1.0)
+    assert opt.stats(1).raw_gamma[1] == pytest.approx(0.5)
+    single = StepTunedSGD([a], per_group=True)
+    assert single.gamma.shape == (1,)
+
+
+def test_a_group_that_is_added_begins_at_one_and_has_a_bias_correction_of_its_own():
+    a, b, opt = two_groups(per_group=True, beta=0.9)
+    curve(opt, a, b, n=5)
+    c = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt.add_param_group({"params": [c], "bounds": (0.1, 1.0), "nu": 0.7})
+    assert opt.gamma[2] == 1.0
+    curve(opt, a, b, c)
+    assert opt.gamma[2].item() == pytest.approx(1 / 3, rel=1e-4)
+    assert [opt.stats(i).iterations for i in range(3)] == [6, 6, 1]
+
+
+def test_groups_may_differ_in_the_options_of_gamma_and_in_no_others():
+    a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    opt = StepTunedSGD([{"params": [a]}, {"params": [b], "bounds": (0.1, 0.2), "beta": 0.5, "nu": 0.15}], per_group=True)
+    curve(opt, a, b)
+    assert opt.gamma.tolist() == [pytest.approx(1.0), 0.2]
+    for name, value in (("tune_every", 2), ("per_group", False), ("max_grad_norm", 1.0)):
+        with pytest.raises(ValueError, match=f"{name} must be the same for all parameter groups: got"):
+            StepTunedSGD([{"params": [a]}, {"params": [b], name: value}], per_group=True)
+    with pytest.raises(ValueError, match="bounds must be the same for all parameter groups, as gamma is one number"):
+        StepTunedSGD([{"params": [a]}, {"params": [b], "bounds": (0.1, 0.2)}])
+
+
+def test_per_group_can_be_switched_during_a_run_and_gamma_goes_on():
+    a, b, opt = two_groups()
+    curve(opt, a, b)
+    gamma = opt.gamma.item()
+    for group in opt.param_groups:
+        group["per_group"] = True
+    curve(opt, a, b)
+    assert opt.gamma.tolist() == pytest.approx([1.0, 0.5], rel=1e-4)
+    assert opt.param_groups[1]["effective_lr"].item() == 1e-6 * gamma
+    for group in opt.param_groups:
+        group["per_group"] = False
+    curve(opt, a, b)
+    assert opt.param_groups[0]["gamma"] is opt.param_groups[1]["gamma"]
+    assert opt.gamma.item() == pytest.approx(gamma, rel=1e-4)
+
+
+def test_reset_and_the_notice_are_of_each_group(monkeypatch):
+    monkeypatch.setattr("steptuned.optim.notices.STUCK", 5)
+    a, b, opt = two_groups(per_group=True, bounds=(0.8, 2.0))
+    with pytest.warns(UserWarning, match=r"gamma of parameter group 1 has been at its lower bound 0.8 for 5 iterations"):
+        curve(opt, a, b, n=5)
+    opt.reset()
+    assert opt.gamma.tolist() == [1.0, 1.0]
+    assert opt.param_groups[0]["gamma"] is not opt.param_groups[1]["gamma"]
+
+
 # ---------------------------------------------------------------------------------------------- GradScaler
 
 
@@ -466,7 +578,7 @@ def test_a_checkpoint_after_any_pass_goes_on_bit_for_bit(variant, way, dtype, tm
         assert_same_run(straight, resumed)
 
 
-NEW = ("tune_every", "single", "countdown", "divided", "relative", "log_mean", "positives")
+NEW = ("tune_every", "single", "countdown", "divided", "relative", "log_mean", "positives", "per_group")
 
 
 def test_a_checkpoint_from_before_the_variants_goes_on_with_the_same_numbers():

@@ -8,7 +8,7 @@ from torch._compile import _disable_dynamo
 
 from steptuned import rule
 from steptuned.optim import flat, sharded
-from steptuned.optim.arguments import scalar
+from steptuned.optim.arguments import scalar, tuned_groups
 from steptuned.optim.bucket import Bucket, gather, is_low_precision, owns_memory, params_of, precision
 from steptuned.optim.notices import (
     NOISE_CHECKS,
@@ -76,7 +76,7 @@ def set_steps(opt: "TwoPasses") -> None:
     if first["decay_every"] is not None:
         decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
     for group in opt.param_groups:
-        group["effective_lr"] = first["gamma"] * decay * scalar(group["lr"])
+        group["effective_lr"] = group["gamma"] * decay * scalar(group["lr"])
 
 
 @_disable_dynamo
@@ -99,10 +99,10 @@ def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None)
         group["skipped"] += not had_gradients
         group["countdown"] = min(group["countdown"], group["tune_every"] - 1) - had_gradients
     if had_gradients:
-        first = opt.param_groups[0]
-        valid = 1 if scaling is None else (scaling.found_inf == 0).to(first["k"].device)
-        first["k"].add_(valid)
-        first["single"].add_(valid)
+        valid = 1 if scaling is None else (scaling.found_inf == 0).to(opt.param_groups[0]["k"].device)
+        for group in tuned_groups(opt):
+            group["k"].add_(valid)
+            group["single"].add_(valid)
 
 
 def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
@@ -153,7 +153,7 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     first = opt.param_groups[0]
     valid = None if scaling is None else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
 
-    shares = sharded.Shares(first["gamma"].new_zeros(2))
+    shares = sharded.Shares(first["gamma"].new_zeros(len(tuned_groups(opt)), 2))
     measured: set[int] = set()
     with all_or_nothing(opt.cancel):
         for bucket in buckets:
@@ -162,17 +162,31 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
             if single.params:
                 flat.add_scaled(single.params, single.gradient_of_J(scaling), -step)
             if paired.params:
-                shares.add(paired.place, _measure(opt, paired, step, scaling, valid))
+                shares.add(paired.place, in_row(opt, paired.group, _measure(opt, paired, step, scaling, valid)))
                 measured.update(map(id, paired.states))
         _measure_the_rest(opt, measured, valid, shares)
-        curvature, square = sharded.reduce(shares, params_of(opt))
-    _tune(opt, curvature, square, valid)
+        sums = sharded.reduce(shares, params_of(opt))
+    finish(opt, sums, valid)
+
+
+def finish(opt: "TwoPasses", sums: Tensor, valid: Tensor | None) -> None:
+    """The measured iteration is over: the next gammas, from the sums of each group that has one."""
+    for group, (curvature, square) in zip(tuned_groups(opt), sums, strict=True):
+        _tune(group, curvature, square, valid)
     opt._has_measured = True
     opt.cancel()
     for group in opt.param_groups:
         group["countdown"] = group["tune_every"] - 1
-    if first["gamma"].device.type == "cpu":
+    if sums.device.type == "cpu":
         warn_if_stuck(opt)
+
+
+def in_row(opt: "TwoPasses", group: dict[str, Any], share: Tensor) -> Tensor:
+    """A group's share of the sums, in the row of the gamma that it has."""
+    groups = tuned_groups(opt)
+    if len(groups) == 1:
+        return share.unsqueeze(0)
+    return torch.stack([share if each is group else torch.zeros_like(share) for each in groups])
 
 
 def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
@@ -215,12 +229,12 @@ def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | N
                     else sharded.local(state["g0"]) * -group["moved"].to(p.device)
                 )
                 share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
-                shares.add(sharded.place(p), share * unit_of_G(group, group["moved"].to(p.device)))
+                share = share * unit_of_G(group, group["moved"].to(p.device))
+                shares.add(sharded.place(p), in_row(opt, group, share))
 
 
-def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
+def _tune(group: dict[str, Any], curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
     """gamma_{k+1}, unless the measurement is not finite or the iteration not valid; and the counts."""
-    group = opt.param_groups[0]
     m, M = group["bounds"]
     k, streak = group["k"], group["streak"]
     n = k - group["single"]  # measurements so far

@@ -1,12 +1,12 @@
 """What StepTunedSGD warns about or refuses: mistakes that programs make with two passes."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._compile import _disable_dynamo
 
 from steptuned.optim import sharded
-from steptuned.optim.arguments import warn
+from steptuned.optim.arguments import refuse_other, shared_options, tuned_groups, warn
 
 if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
@@ -17,9 +17,6 @@ STUCK = 100
 NOISE_CHECKS = 10
 """In this many iterations by hand, the random numbers of the two passes are compared."""
 
-OF_ALL_GROUPS = ("nu", "beta", "bounds", "delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every", "relative")
-"""Options that belong to gamma, of which there is one, and so must agree between parameter groups."""
-
 ONE_PASS_ONLY = {
     "closure": "the closure made gradients in its {0} call and none in its {1}: it must do the same in both",
     "passes": "the body of passes() made gradients in its {0} pass and none in its {1}: it must do the same in both",
@@ -29,14 +26,16 @@ ONE_PASS_ONLY = {
 
 
 def warn_if_stuck(opt: "TwoPasses") -> None:
-    group = opt.param_groups[0]
+    for i, group in enumerate(tuned_groups(opt)):
+        m, M = group["bounds"]
+        if "stuck" not in opt._warned and m != M and abs(int(group["streak"])) >= STUCK:
+            opt._warned.add("stuck")
+            _warn_stuck(group, f"gamma of parameter group {i}" if group["per_group"] else "gamma")
+
+
+def _warn_stuck(group: dict[str, Any], name: str) -> None:
     m, M = group["bounds"]
-    if "stuck" in opt._warned or m == M:
-        return
     streak = int(group["streak"])
-    if abs(streak) < STUCK:
-        return
-    opt._warned.add("stuck")
     raw = group["recent"].nanmedian().item()
     bound, value = ("lower", m) if streak < 0 else ("upper", M)
     what = "iterations" if group["tune_every"] == 1 else "measurements"
@@ -53,7 +52,7 @@ def warn_if_stuck(opt: "TwoPasses") -> None:
             f"bounds=({raw / 2:.2g}, {2 * raw:.2g}), and divide lr by {raw:.2g}"
         )
     warn(
-        f"gamma has been at its {bound} bound {value} for {abs(streak)} {what}, so this is SGD with the step "
+        f"{name} has been at its {bound} bound {value} for {abs(streak)} {what}, so this is SGD with the step "
         f"{value:g} x lr: {advice}"
     )
 
@@ -156,15 +155,12 @@ def refuse_in_body(opt: "TwoPasses", what: str) -> None:
 
 
 def check_groups_agree(opt: "TwoPasses") -> None:
-    """Options of gamma, of which there is one, may have been edited in one group only."""
+    """Options may have been edited in one group only."""
     first = opt.param_groups[0]
     for group in opt.param_groups[1:]:
-        for name in OF_ALL_GROUPS:
-            if group[name] != first[name]:
-                raise ValueError(
-                    f"{name} must be the same for all parameter groups, as gamma is one number for all of them: "
-                    f"the first group has {first[name]}, another has {group[name]}"
-                )
+        for name in shared_options(first):
+            if name in group and group[name] != first[name]:
+                refuse_other(name, first, f"the first group has {first[name]}, another has {group[name]}")
 
 
 def is_initialiser(opt: "TwoPasses") -> bool:

@@ -48,7 +48,10 @@ class Stats(NamedTuple):
 
 
 def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
-    """What the iteration carries on, as tensors that all parameter groups share. A new one is one row here."""
+    """What the iteration carries on, as tensors that all parameter groups share, or with per_group each has for itself.
+
+    A new one is one row here.
+    """
     one = torch.ones((), dtype=flat.scalar_dtype(device), device=device)
     none = torch.zeros((), dtype=torch.int64, device=device)
     return {
@@ -91,18 +94,28 @@ def fresh_state(p: Tensor) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- during training
 
 
+def share(opt: "TwoPasses") -> None:
+    """Let all groups have the scalars of the first, or with per_group each its own, which begin as they were."""
+    first, *others = opt.param_groups
+    for group in others:
+        if not first["per_group"]:
+            group.update({name: first[name] for name in SCALARS})
+        elif group["gamma"] is first["gamma"]:
+            group.update({name: first[name].clone() for name in SCALARS})
+
+
 def home_of(opt: "TwoPasses") -> torch.device:
     """The device of the first parameter, where the scalars are."""
     return next((p.device for group in opt.param_groups for p in group["params"]), torch.device("cpu"))
 
 
 def settle(opt: "TwoPasses") -> None:
-    """Bring the scalars to the first parameter's device, should the model have been moved."""
-    first, home = opt.param_groups[0], home_of(opt)
-    if first["gamma"].device != home:
-        scalars = {name: first[name].to(home) for name in SCALARS}
+    """Bring the scalars to the first parameter's device, should the model have been moved; share them as per_group says."""
+    home = home_of(opt)
+    if opt.param_groups[0]["gamma"].device != home:
         for group in opt.param_groups:
-            group.update(scalars, effective_lr=group["effective_lr"].to(home), moved=group["moved"].to(home))
+            group.update({name: group[name].to(home) for name in (*SCALARS, "effective_lr", "moved")})
+    share(opt)
 
 
 def clear_pending(opt: "TwoPasses") -> None:
@@ -148,21 +161,21 @@ def filled(opt: "TwoPasses") -> Iterator[None]:
 
 
 def upgrade(opt: "TwoPasses") -> None:
-    """Let the groups share their scalars again, and give a state of an older version what it lacks."""
+    """Give a state of an older version what it lacks, and let the groups share their scalars again."""
     first = opt.param_groups[0]
     if "raw_gamma" not in first:  # a version that had neither these two nor the curvature in this unit
         fresh = fresh_scalars(first["gamma"].device)
         first.update({name: fresh[name] for name in ("raw_gamma", "recent", "curvature")})
-    for name, value in fresh_scalars(first["gamma"].device).items():
-        first.setdefault(name, value)
     for group in opt.param_groups:
-        group.update({name: first[name] for name in SCALARS})
+        for name, value in fresh_scalars(group["gamma"].device).items():
+            group.setdefault(name, value)
         for name in ("skipped", "countdown", "divided"):
             group.setdefault(name, 0 if name != "divided" else False)
         if "step" in group:
             group["effective_lr"] = group.pop("step")
         for name in opt.defaults.keys() & VALID.keys():
             group.setdefault(name, opt.defaults[name])  # an option that is newer than the state
+    share(opt)
 
 
 def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:

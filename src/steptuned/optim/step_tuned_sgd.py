@@ -51,7 +51,7 @@ class StepTunedSGD(TwoPasses):
 
     Args:
         params: parameters or parameter groups. A group may have its own ``lr``, ``weight_decay``, ``maximize`` and ``foreach``.
-            gamma is one number for all groups.
+            gamma is one number for all groups, unless ``per_group=True``.
         lr: the scaling factor alpha, at least 0; a float or a 0-d tensor.
         nu: gamma where the curvature is not positive, above 0. Beyond the bounds it is clipped to them, with a warning.
         beta: memory of the average G, in [0, 1).
@@ -71,6 +71,9 @@ class StepTunedSGD(TwoPasses):
             used once, with the gamma there is: 1 + 1/T back-propagations per mini-batch. See *Fewer measurements* below.
         relative: divide the raw gamma by a running reference of it before it is clipped, so that ``bounds`` say how far the step
             may leave lr, whatever the curvature of the network. See *Relative gamma* below.
+        per_group: one gamma for each parameter group, from sums over the group's parameters only. Then `gamma` and its like have
+            one entry per group, `stats` takes the index of a group, and groups may have their own ``nu``, ``beta``, ``bounds``
+            and ``relative``. Clipping and k are common to all.
 
     **Fewer measurements** (``tune_every=T``, T > 1). Form (1) calls the closure once or twice, the body of form (2) runs once or
     twice, and by hand `needs_second_pass` tells:
@@ -128,6 +131,7 @@ class StepTunedSGD(TwoPasses):
         replay_rng: bool = True,
         tune_every: int = 1,
         relative: bool = False,
+        per_group: bool = False,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -143,6 +147,7 @@ class StepTunedSGD(TwoPasses):
             "replay_rng": replay_rng,
             "tune_every": tune_every,
             "relative": relative,
+            "per_group": per_group,
         }
         check(**defaults)
         sharded.refuse_private(type(self).__name__)

@@ -12,10 +12,9 @@ from torch.optim import Optimizer
 from steptuned import rule
 from steptuned.frozen import frozen_statistics
 from steptuned.optim import sharded
-from steptuned.optim.arguments import check_group, check_params, warn
+from steptuned.optim.arguments import check_group, check_params, shared_options, tuned_groups, warn
 from steptuned.optim.bucket import params_of
 from steptuned.optim.notices import (
-    OF_ALL_GROUPS,
     is_initialiser,
     refuse_in_body,
     refuse_pending,
@@ -37,6 +36,7 @@ from steptuned.optim.state import (
     fresh_state,
     home_of,
     restore,
+    share,
     stats_of,
     upgrade,
 )
@@ -223,6 +223,7 @@ class TwoPasses(Scalable, Optimizer):
         scalars = fresh_scalars(home_of(self))
         for group in self.param_groups:
             group.update(scalars, **fresh_group(scalars, group["tune_every"]))
+        share(self)
         self._has_measured = False
         self._warned.discard("stuck")
 
@@ -230,48 +231,61 @@ class TwoPasses(Scalable, Optimizer):
 
     @property
     def gamma(self) -> Tensor:
-        """The current gamma, a 0-d tensor on the first parameter's device. Reading it does not synchronise."""
-        return self.param_groups[0]["gamma"].clone()
+        """The current gamma, a 0-d tensor on the first parameter's device. Reading it does not synchronise.
+
+        With ``per_group=True`` this, `raw_gamma`, `reference` and `curvature` are 1-d tensors, one entry per parameter group.
+        """
+        return self._look("gamma")
+
+    def _look(self, name: str) -> Tensor:
+        values = [group[name].clone() for group in tuned_groups(self)]
+        return torch.stack(values) if self.param_groups[0]["per_group"] else values[0]
 
     @property
     def raw_gamma(self) -> Tensor:
         """The gamma measured last, before clipping: 1 / curvature, or nu where that is not positive. nan before the first."""
-        return self.param_groups[0]["raw_gamma"].clone()
+        return self._look("raw_gamma")
 
     @property
     def reference(self) -> Tensor:
         """What the raw gamma is divided by with ``relative=True``: its running geometric mean; 1 before there is one."""
-        group = self.param_groups[0]
-        return rule.reference(group["log_mean"], group["positives"])
+        return rule.reference(self._look("log_mean"), self._look("positives"))
 
     @property
     def curvature(self) -> Tensor:
         """The curvature of the loss along the last step, <G, dtheta> / |dtheta|^2, a 0-d tensor; nan before the first."""
-        return self.param_groups[0]["curvature"].clone()
+        return self._look("curvature")
 
-    def stats(self) -> Stats:
-        """How often curvature was negative, a bound was hit, a measurement was ignored; and what the raw gamma was lately."""
+    def stats(self, group: int = 0) -> Stats:
+        """How often curvature was negative, a bound was hit, a measurement was ignored; and what the raw gamma was lately.
+
+        Args:
+            group: with ``per_group=True``, the index of the parameter group whose gamma this is about. Else it is the same for all.
+        """
         warn_if_stuck(self)
-        return stats_of(self.param_groups[0])
+        return stats_of(self.param_groups[group])
 
     # ------------------------------------------------------------------------------------------ state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its part of G starts at zero. Refused while a half step is pending."""
+        """Add a group; its part of G starts at zero. Refused while a half step is pending.
+
+        With ``per_group=True`` it has a gamma of its own, which starts at 1.
+        """
         if self.param_groups:
             refuse_pending(self, "add_param_group()")
-        check_group(param_group, self, OF_ALL_GROUPS)
+        check_group(param_group, self, shared_options((self.param_groups or [self.defaults])[0]))
         super().add_param_group(param_group)
         first, group = self.param_groups[0], self.param_groups[-1]
         with all_or_nothing(self.param_groups.pop):
             check_params(group, type(self).__name__)
             sharded.refuse(group["params"], type(self).__name__)
-        if group is first:
-            first.update(fresh_scalars(home_of(self)))
-            m, M = first["bounds"]
-            if not m <= first["nu"] <= M:
-                warn(f"nu={first['nu']} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it")
-        scalars = {name: first[name] for name in SCALARS}
+        if group is first or first["per_group"]:
+            group.update(fresh_scalars(home_of(self)))
+            m, M = group["bounds"]
+            if not m <= group["nu"] <= M:
+                warn(f"nu={group['nu']} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it")
+        scalars = {name: (group if first["per_group"] else first)[name] for name in SCALARS}
         shared = {name: first[name] for name in ("skipped", "countdown", "divided") if name in first}
         group.update(scalars, **fresh_group(scalars, group["tune_every"]) | shared)
 
