@@ -19,7 +19,7 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from steptuned import StepTunedSGD
+from steptuned import StepTuned, StepTunedSGD
 from steptuned.integrations.huggingface import StepTunedTrainer
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "huggingface.md"
@@ -191,6 +191,31 @@ def test_a_variant_goes_on_from_a_checkpoint_of_the_trainer(tmp_path, variant):
     resumed = trainer_of(tmp_path / "resumed", **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "through" / "checkpoint-5"))
     assert same_run(resumed, through.model, through.optimizer.optimizer)
+
+
+def tuned_adamw(model):
+    return StepTuned(torch.optim.AdamW(groups(model), lr=0.01), tune_every=3, max_grad_norm=0.3)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_any_optimizer_is_tuned_under_the_trainer(tmp_path, accumulate):
+    model = language_model()
+    trainer = trainer_of(tmp_path, model, optimizers=(tuned_adamw(model), None), gradient_accumulation_steps=accumulate)
+    trainer.train()
+    twin = language_model()
+    twin, opt, expected = plain(accumulate, model=twin, opt=tuned_adamw(twin))
+    assert same_run(trainer, twin, opt)
+    assert trainer.state.global_step == len(expected)
+
+
+def test_a_tuned_optimizer_goes_on_from_a_checkpoint_of_the_trainer(tmp_path):
+    runs = []
+    for folder, resume in (("through", None), ("resumed", str(tmp_path / "through" / "checkpoint-5"))):
+        model = language_model()
+        trainer = trainer_of(tmp_path / folder, model, optimizers=(tuned_adamw(model), None), save_strategy="steps", save_steps=5)
+        trainer.train(resume_from_checkpoint=resume)
+        runs.append(trainer)
+    assert same_run(runs[1], runs[0].model, runs[0].optimizer.optimizer)
 
 
 def test_the_optimizer_is_made_from_the_arguments(tmp_path):

@@ -22,6 +22,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import steptuned
 from steptuned import StepTunedSGD
 from steptuned.integrations.lightning import StepTuned, StepTunedMixedPrecision
 
@@ -64,6 +65,12 @@ def data(shuffle=False):
     return DataLoader(TensorDataset(x, y), batch_size=8, shuffle=shuffle)
 
 
+def make_optimizer(model, base=None, **options):
+    if base is not None:
+        return steptuned.StepTuned(base(model.parameters(), lr=0.01), **options)
+    return StepTunedSGD(model.parameters(), lr=0.3, bounds=(0.05, 20.0), **options)
+
+
 class Module(pl.LightningModule):
     """A user's module. Its noise depends on the mini-batch only, so that a plain loop can draw the same."""
 
@@ -82,7 +89,7 @@ class Module(pl.LightningModule):
         return loss
 
     def configure_optimizers(self):
-        opt = StepTunedSGD(self.parameters(), lr=0.3, bounds=(0.05, 20.0), **self.options)
+        opt = make_optimizer(self, **self.options)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
         return {"optimizer": opt, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -103,7 +110,7 @@ def trainer_of(tmp_path, *callbacks, **options):
 def plain(epochs=2, double=False, **options):
     """The same training as a loop: the network, the optimizer, and what there was to log."""
     net = network().double() if double else network()
-    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0), **options)
+    opt = make_optimizer(net, **options)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     log = []
     for _ in range(epochs):
@@ -150,15 +157,16 @@ VARIANTS = {
     "every third": {"tune_every": 3},
     "relative, every other": {"relative": True, "tune_every": 2},
     "per group": {"per_group": True},
+    "AdamW": {"base": torch.optim.AdamW, "tune_every": 3},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, variant):
     module = Module(**VARIANTS[variant])
-    trainer = trainer_of(tmp_path, StepTuned())
+    trainer = trainer_of(tmp_path, StepTuned(), gradient_clip_val=0.5)
     trainer.fit(module, data())
-    net, opt, _ = plain(**VARIANTS[variant])
+    net, opt, _ = plain(**VARIANTS[variant], max_grad_norm=0.5)
     assert same_run(trainer, module, net, opt)
     assert trainer.global_step == 10
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from steptuned import ArmijoGD, StepTunedGD, StepTunedSGD
+from steptuned import ArmijoGD, StepTuned, StepTunedGD, StepTunedSGD
 
 ROWS = 16
 STEEP = 5.0
@@ -270,6 +270,8 @@ VARIANTS = {
     "every third": {"tune_every": 3},
     "relative, every other": {"relative": True, "tune_every": 2},
     "per group": {"per_group": True},
+    "AdamW": {"base": torch.optim.AdamW, "lr": 0.01, "tune_every": 3},
+    "momentum": {"base": torch.optim.SGD, "momentum": 0.9, "lr": 0.01, "tune_every": 2, "per_group": True},
 }
 
 
@@ -298,7 +300,13 @@ def fsdp_variants_resumed(folder):
 
 
 def pair(model, options):
-    return model, make_optimizer(model, **options)
+    if "base" not in options:
+        return model, make_optimizer(model, **options)
+    of_base = {name: options[name] for name in ("lr", "momentum") if name in options}
+    rest = {name: value for name, value in options.items() if name not in ("base", *of_base)}
+    weights, biases = ([p for p in model.parameters() if (p.dim() > 1) == many] for many in (True, False))
+    groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "lr": of_base["lr"] / 2}]
+    return model, StepTuned(options["base"](groups, **of_base), max_grad_norm=0.5, **rest)
 
 
 def advance(model, opt, k, passes):

@@ -146,12 +146,13 @@ def test_tensor_parallel_parameters(results, number):
 
 @pytest.mark.parametrize("name", ranks.VARIANTS)
 def test_a_variant_on_ranks_is_one_process(results, name):
-    expected = alone(20, options=ranks.VARIANTS[name])
-    for kind, collectives in (("ddp", [0, 0]), ("fsdp", [0, 1])):
+    expected = ranks.walk(*ranks.pair(ranks.Network(), ranks.VARIANTS[name]), 20)
+    clips = "base" in ranks.VARIANTS[name]
+    for kind, collectives in (("ddp", [0, 0]), ("fsdp", [clips, 1 + clips])):
         found = [each[name] for each in results(f"{kind}_variants", 2)]
         assert_same_way(found, expected)
         for counts in found[0]["collectives"]:
-            assert counts == (collectives if len(counts) == 2 else [0]), "none for a single pass"
+            assert counts == (collectives if len(counts) == 2 else collectives[:1]), "no more for a single pass than for clipping"
 
 
 @pytest.mark.parametrize("name", ranks.VARIANTS)

@@ -6,7 +6,10 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 import reference
 import steptuned
@@ -591,6 +594,25 @@ def test_a_checkpoint_from_before_the_variants_goes_on_with_the_same_numbers():
             del group[name]
     other[0].load_state_dict(run[0].state_dict())
     other[1].load_state_dict(saved)
+    go_on(*other, k, 5)
+    assert_same_run(straight, other)
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_so_does_an_older_distributed_checkpoint(flatten, tmp_path):
+    how = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    straight, run, other = make(), make(), make()
+    go_on(*straight, 0, 12)
+    k = go_on(*run, 0, 7)
+    saved = {"model": run[0].state_dict(), "opt": get_optimizer_state_dict(*run, options=how)}
+    for group in [saved["opt"]] if flatten else saved["opt"]["param_groups"]:
+        for key in [key for key in group if key.split(".")[-1] in NEW]:
+            del group[key]
+    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    loaded = {"model": other[0].state_dict(), "opt": get_optimizer_state_dict(*other, options=how)}
+    dcp.load(loaded, checkpoint_id=tmp_path, planner=DefaultLoadPlanner(allow_partial_load=True), no_dist=True)
+    other[0].load_state_dict(loaded["model"])
+    set_optimizer_state_dict(*other, loaded["opt"], options=how)
     go_on(*other, k, 5)
     assert_same_run(straight, other)
 

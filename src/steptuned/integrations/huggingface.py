@@ -11,11 +11,12 @@ from steptuned import StepTunedSGD, frozen_statistics, replay
 from steptuned.integrations import diagnostics
 from steptuned.optim.arguments import warn
 from steptuned.optim.scaling import all_or_nothing
+from steptuned.optim.two_passes import TwoPasses
 from steptuned.rng import Replay
 
 
 class StepTunedTrainer(Trainer):
-    """A Trainer whose optimizer is `steptuned.StepTunedSGD`.
+    """A Trainer whose optimizer is `steptuned.StepTunedSGD`, or a `steptuned.StepTuned` that you give it.
 
     Each update takes two passes over all of its micro-batches (``gradient_accumulation_steps``),
     with the same random numbers; with ``tune_every=T``, every T-th update does and the others take
@@ -74,7 +75,7 @@ class StepTunedTrainer(Trainer):
         is_given = self.lr_scheduler is not None
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         opt = _inner(self.optimizer if optimizer is None else optimizer)
-        decay_every = opt.param_groups[0]["decay_every"]
+        decay_every = opt.param_groups[0].get("decay_every")
         if not is_given and decay_every is not None:
             # The optimizer would warn of every scheduler, and the Trainer always makes one.
             opt._warned.add("schedule")
@@ -92,7 +93,7 @@ class StepTunedTrainer(Trainer):
         self.accelerator.clip_grad_norm_ = _norm
 
     @property
-    def _step_tuned(self) -> StepTunedSGD:
+    def _step_tuned(self) -> TwoPasses:
         return _inner(self.optimizer)
 
     # ------------------------------------------------------------------------------------------ the two passes
@@ -141,11 +142,14 @@ class StepTunedTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
 
-def _inner(optimizer: Any) -> StepTunedSGD:
+def _inner(optimizer: Any) -> TwoPasses:
     """The optimizer inside of what accelerate made of it."""
     opt = getattr(optimizer, "optimizer", optimizer)
-    if not isinstance(opt, StepTunedSGD):
-        raise TypeError(f"StepTunedTrainer trains with StepTunedSGD, got {type(opt).__name__}: use transformers.Trainer for it")
+    if not isinstance(opt, TwoPasses):
+        raise TypeError(
+            f"StepTunedTrainer trains with StepTunedSGD or StepTuned, got {type(opt).__name__}: use transformers.Trainer for it, "
+            "or wrap it in steptuned.StepTuned"
+        )
     return opt
 
 

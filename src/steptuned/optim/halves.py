@@ -53,7 +53,12 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         first["sound"].copy_(scaling.found_inf == 0)
     for group in opt.param_groups:
         group["pending"] = road(scaling)
-    if opt._form == "hand" and first["replay_rng"] and opt._noise_checks < NOISE_CHECKS:
+    watch_noise(opt)
+
+
+def watch_noise(opt: "TwoPasses") -> None:
+    """By hand, remember what random numbers were drawn, to compare with those of the second pass."""
+    if opt._form == "hand" and opt.param_groups[0]["replay_rng"] and opt._noise_checks < NOISE_CHECKS:
         opt._noise = replay(opt)
 
 
@@ -73,7 +78,7 @@ def set_steps(opt: "TwoPasses") -> None:
     """The step of each group in this iteration."""
     first = opt.param_groups[0]
     decay = 1.0
-    if first["decay_every"] is not None:
+    if first.get("decay_every") is not None:
         decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
     for group in opt.param_groups:
         group["effective_lr"] = group["gamma"] * decay * scalar(group["lr"])
@@ -139,15 +144,8 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
             "a gradient of the first pass was overwritten in place before the second pass was done: let backward "
             "make new gradients (zero_grad with set_to_none=True), or drop the half step with opt.cancel()"
         )
-    warn_other_noise(opt)
     buckets = gather(opt, scaling)
-    had_gradients = opt.param_groups[0]["pending"] != EMPTY
-    if bool(buckets) != had_gradients:
-        raise RuntimeError(ONE_PASS_ONLY[opt._form].format(*(("first", "second") if had_gradients else ("second", "first"))))
-    if not buckets:
-        for group in opt.param_groups:
-            group["skipped"] += 1
-        opt.cancel()
+    if lacks_gradients(opt, bool(buckets)):
         return
     coefficient = _clip_coefficient(opt, buckets, scaling)
     first = opt.param_groups[0]
@@ -167,6 +165,19 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         _measure_the_rest(opt, measured, valid, shares)
         sums = sharded.reduce(shares, params_of(opt))
     finish(opt, sums, valid)
+
+
+def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
+    """Whether neither pass of the iteration had gradients, so that it is over. Refuses an iteration where one of them had."""
+    warn_other_noise(opt)
+    had = opt.param_groups[0]["pending"] != EMPTY
+    if found != had:
+        raise RuntimeError(ONE_PASS_ONLY[opt._form].format(*(("first", "second") if had else ("second", "first"))))
+    if not found:
+        for group in opt.param_groups:
+            group["skipped"] += 1
+        opt.cancel()
+    return not found
 
 
 def finish(opt: "TwoPasses", sums: Tensor, valid: Tensor | None) -> None:

@@ -71,7 +71,7 @@ def warn_stale_gradients(opt: "TwoPasses") -> None:
 
 
 def warn_two_schedules(opt: "TwoPasses") -> None:
-    decay_every = opt.param_groups[0]["decay_every"]
+    decay_every = opt.param_groups[0].get("decay_every")
     if decay_every is None or "schedule" in opt._warned or not hasattr(opt.step, "_wrapped_by_lr_sched"):
         return
     opt._warned.add("schedule")

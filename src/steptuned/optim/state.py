@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import VALID
@@ -85,10 +84,17 @@ def fresh_group(scalars: dict[str, Tensor], tune_every: int) -> dict[str, Any]:
     }
 
 
-def fresh_state(p: Tensor) -> dict[str, Any]:
-    """What every parameter has. None stands for what is only there between the two passes."""
+OF_PARAMETERS = ("G", "g0", "held", "displacement")
+
+
+def fresh_state(p: Tensor, displaced: bool | None = None) -> dict[str, Any]:
+    """What every parameter has. None stands for what is only there between the two passes.
+
+    The displacement is kept where it does not follow from g0: if ``displaced``, which is by default where rounding changes it.
+    """
     state: dict[str, Any] = {"G": torch.zeros_like(p, dtype=precision(p), requires_grad=False), "g0": None, "held": 0}
-    return state | {"displacement": None} if is_low_precision(p) else state
+    displaced = is_low_precision(p) if displaced is None else displaced
+    return state | {"displacement": None} if displaced else state
 
 
 # ---------------------------------------------------------------------------------------------- during training
@@ -121,7 +127,7 @@ def settle(opt: "TwoPasses") -> None:
 def clear_pending(opt: "TwoPasses") -> None:
     """Forget what is only there between the two passes."""
     for state in opt.state.values():
-        if state:
+        if "held" in state:
             state["g0"], state["held"] = None, 0
             if "displacement" in state:
                 state["displacement"] = None
@@ -149,10 +155,12 @@ def filled(opt: "TwoPasses") -> Iterator[None]:
     opt.state = defaultdict(dict)
     for group in opt.param_groups:
         for p in group["params"]:
-            if (p.requires_grad or p in lean) and not is_lazy(p):
+            if state := lean.get(p) or opt._unborn_state(p):
                 opt.state[p] = {
-                    name: torch.zeros_like(p, dtype=precision(p), requires_grad=False) if value is None else value
-                    for name, value in (lean.get(p) or fresh_state(p)).items()
+                    name: torch.zeros_like(p, dtype=precision(p), requires_grad=False)
+                    if value is None and name in OF_PARAMETERS
+                    else value
+                    for name, value in state.items()
                 }
     try:
         yield
@@ -181,10 +189,11 @@ def upgrade(opt: "TwoPasses") -> None:
 def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:
     """Refuse a state of another optimizer, or one whose shards are not those of the parameters."""
     if any("gamma" not in group or "tally" not in group for group in state_dict["param_groups"]):
-        raise ValueError("this state_dict is not one of StepTunedSGD: its parameter groups have no gamma")
+        raise ValueError(f"this state_dict is not one of {type(opt).__name__}: its parameter groups have no gamma{opt._way_out}")
     for saved, group in zip(state_dict["param_groups"], opt.param_groups, strict=False):  # torch says if they do not match
         for key, p in zip(saved["params"], group["params"], strict=False):
-            tensors = [v for v in state_dict["state"].get(key, {}).values() if isinstance(v, Tensor)]
+            state = state_dict["state"].get(key, {})
+            tensors = [state[name] for name in OF_PARAMETERS if isinstance(state.get(name), Tensor)]
             if not all(sharded.spread_alike(tensor, p) for tensor in tensors):
                 raise ValueError(
                     "this state_dict is spread over ranks in another way than the parameters: save and load it with "
@@ -197,7 +206,8 @@ def restore(opt: "TwoPasses", saved: dict[str, Any]) -> None:
     for saved_group, group in zip(saved["param_groups"], opt.param_groups, strict=True):
         for key, p in zip(saved_group["params"], group["params"], strict=True):
             state = saved["state"].get(key, {})
-            for name, value in state.items():
+            for name in [name for name in OF_PARAMETERS if name in state]:
+                value = state[name]
                 if isinstance(value, Tensor):
                     value = value.detach().to(p.device, copy=True) if name == "G" or state["held"] else None
                 opt.state[p][name] = value

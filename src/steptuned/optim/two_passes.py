@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from steptuned import rule
@@ -48,6 +49,8 @@ class TwoPasses(Scalable, Optimizer):
 
     A subclass says what each pass does with the gradients.
     """
+
+    _way_out = ""  # what to do with a state_dict of another optimizer
 
     @abstractmethod
     def _first_half(self, scaling: Scaling | None) -> None:
@@ -169,7 +172,7 @@ class TwoPasses(Scalable, Optimizer):
         came = self.param_groups[0]["pending"]
         if not came:
             if is_initialiser(self):
-                self.state.update({p: fresh_state(p) for p in params_of(self) if p.requires_grad})
+                self._initialise()
                 return
             if not self.needs_second_pass:
                 self._single_pass(scaling)
@@ -183,6 +186,17 @@ class TwoPasses(Scalable, Optimizer):
                 "let both go the same way, after opt.cancel()"
             )
         self._second_half(scaling)
+
+    def _initialise(self) -> None:
+        """Create the state, for torch.distributed.checkpoint."""
+        self.state.update({p: fresh_state(p) for p in params_of(self) if p.requires_grad})
+
+    def _unborn_state(self, p: Tensor) -> dict[str, Any]:
+        """What a state_dict has for a parameter without a state."""
+        return fresh_state(p) if p.requires_grad and not is_lazy(p) else {}
+
+    def _clear_state(self) -> None:
+        self.state.clear()
 
     @property
     def needs_second_pass(self) -> bool:
@@ -219,7 +233,7 @@ class TwoPasses(Scalable, Optimizer):
     def reset(self) -> None:
         """Begin the measurement anew, for instance before fine-tuning: G, gamma, k and `stats` as in a new optimizer."""
         self.cancel()
-        self.state.clear()
+        self._clear_state()
         scalars = fresh_scalars(home_of(self))
         for group in self.param_groups:
             group.update(scalars, **fresh_group(scalars, group["tune_every"]))
@@ -315,8 +329,12 @@ class TwoPasses(Scalable, Optimizer):
             hook.remove()
         self._versions.clear()
         self._noise = None
-        restore(self, saved)
+        self._restore(saved)
         self._has_measured = bool(self.state)
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Take the saved state once more, after torch has cast it."""
+        restore(self, saved)
 
 
 class FirstPass(Scalable):
