@@ -20,7 +20,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from steptuned import StepTunedSGD
+from steptuned import StepTuned, StepTunedSGD
+from steptuned.optim.two_passes import TwoPasses
 
 
 def resnet20() -> list[tuple[int, ...]]:
@@ -58,6 +59,9 @@ METHODS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "Adam fused": lambda ps: torch.optim.Adam(ps, lr=1e-6, fused=True),
     "StepTunedSGD": lambda ps: StepTunedSGD(ps, lr=1e-6),
     "StepTunedSGD foreach": lambda ps: StepTunedSGD(ps, lr=1e-6, foreach=True),
+    "StepTunedSGD every 8th": lambda ps: StepTunedSGD(ps, lr=1e-6, tune_every=8),
+    "StepTunedSGD relative": lambda ps: StepTunedSGD(ps, lr=1e-6, relative=True),
+    "StepTuned(Adam fused)": lambda ps: StepTuned(torch.optim.Adam(ps, lr=1e-6, fused=True)),
     "StepTunedSGD weight decay": lambda ps: StepTunedSGD(ps, lr=1e-6, weight_decay=1e-4),
 }
 
@@ -68,16 +72,16 @@ def parameters(name: str) -> list[Tensor]:
 
 
 def iteration(opt: torch.optim.Optimizer, params: list[Tensor], gradients: list[list[Tensor]]) -> float:
-    """Seconds per back-propagation, over two of them."""
-    seconds = 0.0
-    for i, grads in enumerate(gradients):
-        for p, g in zip(params, grads, strict=True):
+    """Seconds per back-propagation, over two of them; over 1 + T where every T-th mini-batch is measured."""
+    seconds, passes = 0.0, opt.param_groups[0].get("tune_every", 1) + 1
+    for i in range(passes):
+        for p, g in zip(params, gradients[i % 2], strict=True):
             p.grad = g
-        act = opt.half_step if isinstance(opt, StepTunedSGD) and i == 0 else opt.step
+        act = opt.half_step if isinstance(opt, TwoPasses) and i == 0 else opt.step
         start = time.perf_counter()
         act()
         seconds += time.perf_counter() - start
-    return seconds / len(gradients)
+    return seconds / passes
 
 
 def measure_time(name: str, rounds: int) -> dict[str, list[float]]:
@@ -98,9 +102,8 @@ def measure_time(name: str, rounds: int) -> dict[str, list[float]]:
 def measure_memory(name: str, method: str) -> None:
     """Print the peak beyond parameters and gradients; for a process of its own."""
     params = parameters(name)
-    iteration(
-        METHODS[method](tiny := [torch.ones(1, requires_grad=True)]), tiny, [[torch.ones(1)], [torch.ones(1)]]
-    )  # load what is lazy
+    tiny = [torch.ones(1, requires_grad=True)]
+    iteration(METHODS[method](tiny), tiny, [[torch.ones(1)], [torch.ones(1)]])  # load what is lazy
     size = sum(p.numel() * p.element_size() for p in params)
     opt = METHODS[method](params)
 
@@ -112,7 +115,7 @@ def measure_memory(name: str, method: str) -> None:
     backward()
     baseline = status("VmRSS")
     for _ in range(3):
-        if isinstance(opt, StepTunedSGD):
+        if isinstance(opt, TwoPasses) and opt.needs_second_pass:
             opt.half_step()
             backward()
         opt.step()

@@ -203,3 +203,165 @@ def exact_gv(theta, gradient, full_gradient, **options):
 def expected_gv(theta, gradient, expectation, **options):
     """Algorithm 5."""
     return gradient_variation(theta, gradient, lambda k, theta, before, step: -step * expectation(before), **options)
+
+
+def variant(
+    theta,
+    gradient,
+    *,
+    alpha,
+    T=1,
+    relative=False,
+    groups=None,
+    divide=None,
+    nu=2.0,
+    beta=0.9,
+    m=0.5,
+    M=2.0,
+    delta=0.001,
+    decay_every=None,
+    decay=0.0,
+    clip=np.inf,
+):
+    """Algorithm 2 with its variants. Yields (theta_{k+1/2} or None, theta_{k+1}, gammas, raw gammas).
+
+    ``T``: every T-th mini-batch is used twice and measured, the others once. For T > 1 each
+    difference is divided by its step before it is averaged; ``divide`` overrides that.
+    ``relative``: gamma is the raw gamma over its running geometric mean.
+    ``groups``: lists of indices, each with a gamma of its own; one list with all of them if None.
+    ``alpha`` may be a function of k: a schedule.
+    """
+    divide = T > 1 if divide is None else divide
+    groups = [np.arange(len(theta))] if groups is None else groups
+    G = np.zeros_like(theta)
+    gamma, raw = np.ones(len(groups)), np.full(len(groups), np.nan)
+    log_mean, positive = np.zeros(len(groups)), np.zeros(len(groups), int)
+    k = n = 0
+    while True:
+        factor = 1.0 if decay_every is None else (1 + k // decay_every) ** (1 / 2 + delta)
+        step = np.zeros_like(theta) + (alpha(k) if callable(alpha) else alpha) / factor
+        for i, group in enumerate(groups):
+            step[group] *= gamma[i]
+        g0 = gradient(k, theta) + decay * theta
+        s0 = step * min(1.0, clip / (np.linalg.norm(g0) + 1e-6))
+        if k % T != 0:
+            theta = theta - s0 * g0
+            yield None, theta, gamma.copy(), raw.copy()
+            k += 1
+            continue
+        theta_half = theta - s0 * g0
+        g1 = gradient(k, theta_half) + decay * theta_half
+        s1 = step * min(1.0, clip / (np.linalg.norm(g1) + 1e-6))
+        dtheta, dg = theta_half - theta, g1 - g0
+        theta = theta_half - s1 * g1
+        G = beta * G + (1 - beta) * (dg / s0 if divide else dg)
+        G_hat = (s0 * G if divide else G) / (1 - beta ** (n + 1))
+        n += 1
+        for i, group in enumerate(groups):
+            curvature = G_hat[group] @ dtheta[group]
+            raw[i] = tuned = dtheta[group] @ dtheta[group] / curvature if curvature > 0 else nu
+            if relative and curvature > 0:
+                log_mean[i] = 0.99 * log_mean[i] + 0.01 * np.log(raw[i])
+                positive[i] += 1
+                tuned = raw[i] / np.exp(log_mean[i] / (1 - 0.99 ** positive[i]))
+            gamma[i] = min(max(tuned, m), M)
+        yield theta_half, theta, gamma.copy(), raw.copy()
+        k += 1
+
+
+def step_tuned(
+    theta,
+    gradient,
+    base,
+    *,
+    alpha,
+    T=8,
+    relative=True,
+    groups=None,
+    nu=2.0,
+    beta=0.9,
+    m=0.5,
+    M=2.0,
+    decay=0.0,
+    sign=1.0,
+    clip=np.inf,
+):
+    """Any optimizer with a tuned step. Yields (theta_{k+1/2} or None, theta_{k+1}, gammas, raw gammas).
+
+    ``base(theta, g)`` is the base's update u per unit of learning rate, at theta with the gradient
+    g of the loss; it changes its own state. ``decay`` is the weight decay that belongs to J, so not
+    a decoupled one; ``sign`` is -1 to maximise.
+    """
+    groups = [np.arange(len(theta))] if groups is None else groups
+    G = np.zeros_like(theta)
+    gamma, raw = np.ones(len(groups)), np.full(len(groups), np.nan)
+    log_mean, positive = np.zeros(len(groups)), np.zeros(len(groups), int)
+    k = n = 0
+
+    def update(g, theta):
+        shorter = min(1.0, clip / (np.linalg.norm(g) + 1e-6))
+        return base(theta, shorter * g), shorter
+
+    while True:
+        s = np.zeros_like(theta) + (alpha(k) if callable(alpha) else alpha)
+        for i, group in enumerate(groups):
+            s[group] *= gamma[i]
+        g = gradient(k, theta)
+        u, shorter = update(g, theta)
+        if k % T != 0:
+            theta = theta + s * u
+            yield None, theta, gamma.copy(), raw.copy()
+            k += 1
+            continue
+        g0 = sign * g + decay * theta
+        theta_half = theta + s * u
+        g = gradient(k, theta_half)
+        g1 = sign * g + decay * theta_half
+        dtheta, dg = theta_half - theta, g1 - g0
+        theta = theta_half + s * update(g, theta_half)[0]
+        G = beta * G + (1 - beta) * (dg / s if T > 1 else dg)
+        G_hat = (s * G if T > 1 else G) / (1 - beta ** (n + 1))
+        n += 1
+        for i, group in enumerate(groups):
+            curvature = G_hat[group] @ dtheta[group]
+            slope = -(s * shorter * g0)[group] @ dtheta[group]
+            raw[i] = tuned = slope / curvature if curvature > 0 else nu
+            if relative and curvature > 0:
+                if raw[i] > 0:
+                    log_mean[i] = 0.99 * log_mean[i] + 0.01 * np.log(raw[i])
+                    positive[i] += 1
+                reference = np.exp(log_mean[i] / (1 - 0.99 ** positive[i])) if positive[i] else 1.0
+                tuned = raw[i] / reference
+            gamma[i] = min(max(tuned, m), M)
+        yield theta_half, theta, gamma.copy(), raw.copy()
+        k += 1
+
+
+class Momentum:
+    """torch's SGD: weight decay in the gradient, a buffer that begins with the first gradient."""
+
+    def __init__(self, mu=0.0, decay=0.0, nesterov=False, sign=1.0):
+        self.mu, self.decay, self.nesterov, self.sign, self.buffer = mu, decay, nesterov, sign, None
+
+    def __call__(self, theta, g):
+        g = self.sign * g + self.decay * theta
+        self.buffer = g if self.buffer is None else self.mu * self.buffer + g
+        return -(g + self.mu * self.buffer if self.nesterov else self.buffer)
+
+
+class Adam:
+    """Adam; ``decoupled`` makes it AdamW."""
+
+    def __init__(self, b1=0.9, b2=0.999, eps=1e-8, decay=0.0, decoupled=False):
+        self.b1, self.b2, self.eps, self.decay, self.decoupled = b1, b2, eps, decay, decoupled
+        self.m = self.v = 0.0
+        self.t = 0
+
+    def __call__(self, theta, g):
+        if not self.decoupled:
+            g = g + self.decay * theta
+        self.t += 1
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.v = self.b2 * self.v + (1 - self.b2) * g * g
+        m_hat, v_hat = self.m / (1 - self.b1**self.t), self.v / (1 - self.b2**self.t)
+        return -m_hat / (np.sqrt(v_hat) + self.eps) - (self.decay * theta if self.decoupled else 0.0)

@@ -15,6 +15,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+MEMORY = 0.99
+"""Of the running mean of log gamma, by which a relative gamma is divided."""
+
 Number = TypeVar("Number", float, Tensor)
 
 
@@ -31,6 +34,23 @@ def gamma(square: Tensor, curvature: Tensor, nu: float) -> Tensor:
 def per_unit(curvature: Tensor, square: Tensor) -> Tensor:
     """The curvature along dtheta whatever its length, <G, dtheta> / |dtheta|^2; zero for a zero displacement."""
     return curvature / torch.where(square > 0, square, 1.0)
+
+
+def remember(log_mean: Tensor, raw: Tensor) -> Tensor:
+    """The running mean of log gamma, begun at zero, after a positive measurement more."""
+    return MEMORY * log_mean + (1 - MEMORY) * raw.log()
+
+
+def reference(log_mean: Tensor, n: Tensor) -> Tensor:
+    """The geometric mean of the n positive measurements, the last ones weighing most; 1 if there is none."""
+    none = n == 0
+    weights = 1 - MEMORY ** n.to(log_mean.dtype)
+    return (log_mean / torch.where(none, 1.0, weights)).exp()
+
+
+def reciprocal(step: Tensor) -> Tensor:
+    """1 / step; zero for a step of zero, which changes no gradient."""
+    return torch.where(step > 0, 1 / torch.where(step > 0, step, 1.0), 0.0)
 
 
 def clip(value: Tensor, bounds: tuple[float, float]) -> Tensor:

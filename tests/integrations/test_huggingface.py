@@ -19,7 +19,7 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from steptuned import StepTunedSGD
+from steptuned import StepTuned, StepTunedSGD
 from steptuned.integrations.huggingface import StepTunedTrainer
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "huggingface.md"
@@ -126,7 +126,7 @@ def plain(accumulate=1, epochs=2, opt=None, model=None):
                     loss.backward()
                     losses.append(loss.item())
             loss = sum(losses[: len(micro_batches)])
-            log.append({"loss": loss, "learning_rate": scheduler.get_last_lr()[0], "gamma": opt.gamma.item()})
+            log.append({"loss": loss, "learning_rate": scheduler.get_last_lr()[0], "gamma": opt.gamma.reshape(-1)[0].item()})
             scheduler.step()
     return model, opt, log
 
@@ -162,6 +162,60 @@ def test_the_trainer_gives_the_numbers_of_a_plain_loop(tmp_path, accumulate):
     for row, was in zip(logged, expected, strict=True):
         for name, value in was.items():
             assert row[name] == pytest.approx(value, rel=1e-5), name
+
+
+VARIANTS = {
+    "every third": {"tune_every": 3},
+    "relative, every other": {"relative": True, "tune_every": 2},
+    "per group": {"per_group": True},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, accumulate, variant):
+    options = {"lr": 0.2, "bounds": (0.05, 20.0), "max_grad_norm": 0.3, **VARIANTS[variant]}
+    trainer = trainer_of(tmp_path, choice=(StepTunedSGD, options), gradient_accumulation_steps=accumulate)
+    trainer.train()
+    twin = language_model()
+    model, opt, expected = plain(accumulate, model=twin, opt=StepTunedSGD(groups(twin), **options))
+    assert same_run(trainer, model, opt)
+    assert trainer.state.global_step == len(expected) == opt.stats().iterations
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_goes_on_from_a_checkpoint_of_the_trainer(tmp_path, variant):
+    options = {"save_strategy": "steps", "save_steps": 5, "choice": (StepTunedSGD, {"lr": 0.2, **VARIANTS[variant]})}
+    through = trainer_of(tmp_path / "through", **options)
+    through.train()
+    resumed = trainer_of(tmp_path / "resumed", **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "through" / "checkpoint-5"))
+    assert same_run(resumed, through.model, through.optimizer.optimizer)
+
+
+def tuned_adamw(model):
+    return StepTuned(torch.optim.AdamW(groups(model), lr=0.01), tune_every=3, max_grad_norm=0.3)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_any_optimizer_is_tuned_under_the_trainer(tmp_path, accumulate):
+    model = language_model()
+    trainer = trainer_of(tmp_path, model, optimizers=(tuned_adamw(model), None), gradient_accumulation_steps=accumulate)
+    trainer.train()
+    twin = language_model()
+    twin, opt, expected = plain(accumulate, model=twin, opt=tuned_adamw(twin))
+    assert same_run(trainer, twin, opt)
+    assert trainer.state.global_step == len(expected)
+
+
+def test_a_tuned_optimizer_goes_on_from_a_checkpoint_of_the_trainer(tmp_path):
+    runs = []
+    for folder, resume in (("through", None), ("resumed", str(tmp_path / "through" / "checkpoint-5"))):
+        model = language_model()
+        trainer = trainer_of(tmp_path / folder, model, optimizers=(tuned_adamw(model), None), save_strategy="steps", save_steps=5)
+        trainer.train(resume_from_checkpoint=resume)
+        runs.append(trainer)
+    assert same_run(runs[1], runs[0].model, runs[0].optimizer.optimizer)
 
 
 def test_the_optimizer_is_made_from_the_arguments(tmp_path):

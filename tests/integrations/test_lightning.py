@@ -22,6 +22,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import steptuned
 from steptuned import StepTunedSGD
 from steptuned.integrations.lightning import StepTuned, StepTunedMixedPrecision
 
@@ -64,6 +65,12 @@ def data(shuffle=False):
     return DataLoader(TensorDataset(x, y), batch_size=8, shuffle=shuffle)
 
 
+def make_optimizer(model, base=None, **options):
+    if base is not None:
+        return steptuned.StepTuned(base(model.parameters(), lr=0.01), **options)
+    return StepTunedSGD(model.parameters(), lr=0.3, bounds=(0.05, 20.0), **options)
+
+
 class Module(pl.LightningModule):
     """A user's module. Its noise depends on the mini-batch only, so that a plain loop can draw the same."""
 
@@ -82,7 +89,7 @@ class Module(pl.LightningModule):
         return loss
 
     def configure_optimizers(self):
-        opt = StepTunedSGD(self.parameters(), lr=0.3, bounds=(0.05, 20.0), **self.options)
+        opt = make_optimizer(self, **self.options)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
         return {"optimizer": opt, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -103,7 +110,7 @@ def trainer_of(tmp_path, *callbacks, **options):
 def plain(epochs=2, double=False, **options):
     """The same training as a loop: the network, the optimizer, and what there was to log."""
     net = network().double() if double else network()
-    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0), **options)
+    opt = make_optimizer(net, **options)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     log = []
     for _ in range(epochs):
@@ -115,7 +122,7 @@ def plain(epochs=2, double=False, **options):
                 losses.append(nn.functional.cross_entropy(net(x.double() if double else x), y))
                 losses[-1].backward()
             scheduler.step()
-            log.append({"loss": losses[0].item(), "gamma": opt.gamma.item(), "curvature": opt.curvature.item()})
+            log.append({"loss": losses[0].item(), "gamma": opt.gamma.sum().item(), "curvature": opt.curvature.sum().item()})
     return net, opt, log
 
 
@@ -144,6 +151,52 @@ def test_a_trainer_gives_the_numbers_of_a_plain_loop_and_counts_iterations(tmp_p
     assert same_run(trainer, module, net, opt)
     assert trainer.global_step == 10
     assert trainer.optimizers[0].param_groups[0]["lr"] == opt.param_groups[0]["lr"]
+
+
+VARIANTS = {
+    "every third": {"tune_every": 3},
+    "relative, every other": {"relative": True, "tune_every": 2},
+    "per group": {"per_group": True},
+    "AdamW": {"base": torch.optim.AdamW, "tune_every": 3},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, variant):
+    module = Module(**VARIANTS[variant])
+    trainer = trainer_of(tmp_path, StepTuned(), gradient_clip_val=0.5)
+    trainer.fit(module, data())
+    net, opt, _ = plain(**VARIANTS[variant], max_grad_norm=0.5)
+    assert same_run(trainer, module, net, opt)
+    assert trainer.global_step == 10
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_goes_on_from_a_checkpoint_of_the_trainer(tmp_path, variant):
+    module, resumed = (Module(**VARIANTS[variant]) for _ in range(2))
+    trainer_of(tmp_path, StepTuned(), every_epoch(tmp_path)).fit(module, data())
+    trainer = trainer_of(tmp_path, StepTuned(), every_epoch(tmp_path))
+    trainer.fit(resumed, data(), ckpt_path=tmp_path / "epoch=0.ckpt", weights_only=False)
+    assert trainer.global_step == 10
+    assert torch.equal(flat(module), flat(resumed))
+
+
+def every_epoch(folder):
+    return ModelCheckpoint(folder, filename="{epoch}", save_on_train_epoch_end=True, save_top_k=-1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_in_fp16_goes_through_the_scaler(tmp_path, variant):
+    """Scales are powers of two, and bfloat16 autocast rounds the same."""
+    found = []
+    for plugin in (StepTunedMixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4)), None):
+        module = Module(**VARIANTS[variant])
+        trainer = trainer_of(tmp_path, StepTuned(), plugins=[plugin] if plugin else None)
+        trainer.fit(module, data())
+        stats = trainer.optimizers[0].stats()
+        found.append((stats.iterations, stats.measurements, stats.ignored, stats.skipped))
+    assert found[0] == found[1]
+    assert found[0][0] == 10
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
@@ -218,6 +271,22 @@ def test_the_log_shows_the_effective_learning_rate_of_each_group(tmp_path):
     assert logged[0] == pytest.approx(3 * logged[1], rel=1e-6)
     assert not {0.3, 0.1} & set(logged)
     assert {row["lr-StepTunedSGD/pg1"] for row in rows} == {"", "0.3"}
+
+
+def test_the_log_shows_the_gamma_of_each_group(tmp_path):
+    class Groups(Module):
+        def configure_optimizers(self):
+            groups = [{"params": self.net[0].parameters()}, {"params": self.net[3].parameters()}]
+            return StepTunedSGD(groups, lr=0.3, bounds=(0.05, 20.0), per_group=True)
+
+    logger = CSVLogger(tmp_path)
+    trainer = trainer_of(tmp_path, StepTuned(), logger=logger, log_every_n_steps=5)
+    trainer.fit(Groups(), data())
+    opt = trainer.optimizers[0]
+    last = [row for row in metrics(logger) if row["step_tuned/gamma/pg1"]][-1]
+    for i in range(2):
+        assert float(last[f"step_tuned/gamma/pg{i + 1}"]) == pytest.approx(opt.gamma[i].item(), rel=1e-6)
+        assert float(last[f"step_tuned/raw_gamma/pg{i + 1}"]) == pytest.approx(opt.stats(i).raw_gamma[1])
 
 
 def test_after_100_iterations_the_log_says_at_which_bound_gamma_is(tmp_path, monkeypatch):

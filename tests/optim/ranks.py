@@ -22,7 +22,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from steptuned import ArmijoGD, StepTunedGD, StepTunedSGD
+from steptuned import ArmijoGD, StepTuned, StepTunedGD, StepTunedSGD
 
 ROWS = 16
 STEEP = 5.0
@@ -77,7 +77,7 @@ def walk(model, opt, iterations, part=None, between=lambda: None, start=0, **kin
     found = {"theta": [], "gamma": [], "curvature": [], "collectives": []}
     for k in range(start, start + iterations):
         counts = []
-        for half in (opt.half_step, opt.step):
+        for half in (opt.half_step, opt.step) if opt.needs_second_pass else (opt.step,):
             opt.zero_grad()
             back_propagate(model, k, part, between, **kind)
             with CommDebugMode() as communication:
@@ -262,6 +262,64 @@ def tensor_and_fsdp(folder):
     mesh._flatten()  # as DTensor advises: sums over both dimensions are one collective then
     model = sharded(tensor_parallel(Network((6, 8, 8, 3)), mesh["tensor"]), mesh["data"])
     return walk(model, make_optimizer(model), 15, part=(mesh.get_local_rank("data"), mesh.size(0)))
+
+
+# ---------------------------------------------------------------------------------------------- variants
+
+VARIANTS = {
+    "every third": {"tune_every": 3},
+    "relative, every other": {"relative": True, "tune_every": 2},
+    "per group": {"per_group": True},
+    "AdamW": {"base": torch.optim.AdamW, "lr": 0.01, "tune_every": 3},
+    "momentum": {"base": torch.optim.SGD, "momentum": 0.9, "lr": 0.01, "tune_every": 2, "per_group": True},
+}
+
+
+def ddp_variants(folder):
+    return {name: walk(*pair(DistributedDataParallel(Network()), options), 20) for name, options in VARIANTS.items()}
+
+
+def fsdp_variants(folder):
+    return {name: walk(*pair(sharded(Network(), line()), options), 20) for name, options in VARIANTS.items()}
+
+
+def fsdp_variants_resumed(folder):
+    """Saved after 8 passes and after 11, which lie differently in an iteration for each variant."""
+    found = {}
+    for name, options in VARIANTS.items():
+        for moment in (8, 11):
+            model, opt = pair(sharded(Network(), line()), options)
+            k = advance(model, opt, 0, moment)
+            where = folder / f"{name}-{moment}"
+            save(model, opt, where)
+            other, resumed = pair(sharded(Network(), line()), options | {"lr": 0.7})  # what is loaded counts
+            load(other, resumed, where)
+            advance(other, resumed, k, PASSES - moment)
+            found[name, moment] = {"theta": theta(other), "gamma": resumed.gamma}
+    return found
+
+
+def pair(model, options):
+    if "base" not in options:
+        return model, make_optimizer(model, **options)
+    of_base = {name: options[name] for name in ("lr", "momentum") if name in options}
+    rest = {name: value for name, value in options.items() if name not in ("base", *of_base)}
+    weights, biases = ([p for p in model.parameters() if (p.dim() > 1) == many] for many in (True, False))
+    groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "lr": of_base["lr"] / 2}]
+    return model, StepTuned(options["base"](groups, **of_base), max_grad_norm=0.5, **rest)
+
+
+def advance(model, opt, k, passes):
+    """So many passes from mini-batch k, whose first pass may be done. Returns the next k."""
+    for _ in range(passes):
+        opt.zero_grad()
+        back_propagate(model, k)
+        if opt.needs_second_pass and not opt.pending:
+            opt.half_step()
+        else:
+            opt.step()
+            k += 1
+    return k
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 ON_TWO = (
     "ddp ddp_with_views ddp_clipped accumulated fsdp fsdp_clipped fsdp_wide fsdp_low_precision fsdp_holes fsdp_scaled "
-    "tensor checkpointed refusals"
+    "tensor checkpointed refusals ddp_variants fsdp_variants fsdp_variants_resumed"
 )
 ON_FOUR = "ddp fsdp fsdp_clipped fsdp_replicated fsdp_mixed fsdp_scaled tensor tensor_and_fsdp resumed"
 
@@ -142,6 +142,26 @@ def test_tensor_parallel_parameters(results, number):
     found = results("tensor", number)
     assert_same_way(found, alone(sizes=(6, 8, 8, 3)))
     assert all(counts == [0, 1] for counts in found[0]["collectives"])
+
+
+@pytest.mark.parametrize("name", ranks.VARIANTS)
+def test_a_variant_on_ranks_is_one_process(results, name):
+    expected = ranks.walk(*ranks.pair(ranks.Network(), ranks.VARIANTS[name]), 20)
+    clips = "base" in ranks.VARIANTS[name]
+    for kind, collectives in (("ddp", [0, 0]), ("fsdp", [clips, 1 + clips])):
+        found = [each[name] for each in results(f"{kind}_variants", 2)]
+        assert_same_way(found, expected)
+        for counts in found[0]["collectives"]:
+            assert counts == (collectives if len(counts) == 2 else collectives[:1]), "no more for a single pass than for clipping"
+
+
+@pytest.mark.parametrize("name", ranks.VARIANTS)
+@pytest.mark.parametrize("moment", [8, 11])
+def test_a_variant_on_ranks_goes_on_from_a_distributed_checkpoint(results, name, moment):
+    model, opt = ranks.pair(ranks.Network(), ranks.VARIANTS[name])
+    ranks.advance(model, opt, 0, ranks.PASSES)
+    found = [each[name, moment] for each in results("fsdp_variants_resumed", 2)]
+    assert_same_way(found, {"theta": ranks.theta(model), "gamma": opt.gamma})
 
 
 def test_tensor_parallel_and_fully_shard_together(results):

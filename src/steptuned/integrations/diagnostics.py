@@ -1,22 +1,39 @@
 """What the integrations log about Step-Tuned SGD, under the same names in every framework."""
 
+from typing import TypeVar
+
 from torch import Tensor
 
-from steptuned import StepTunedSGD
+from steptuned.optim.state import Stats
+from steptuned.optim.two_passes import TwoPasses
+
+Value = TypeVar("Value", float, Tensor)
 
 
-def measurements(opt: StepTunedSGD) -> dict[str, Tensor]:
+def measurements(opt: TwoPasses) -> dict[str, Tensor]:
     """The last iteration, as 0-d tensors on the device. Does not synchronise."""
-    names = ["effective_lr"]
-    if len(opt.param_groups) > 1:  # numbered from 1, as Lightning's LearningRateMonitor does
-        names = [f"effective_lr/pg{i}" for i, _ in enumerate(opt.param_groups, start=1)]
-    steps = [group["effective_lr"] for group in opt.param_groups]
-    return {"gamma": opt.gamma, "curvature": opt.curvature} | dict(zip(names, steps, strict=True))
+    steps = _of_groups("effective_lr", [group["effective_lr"] for group in opt.param_groups])
+    if not opt.param_groups[0]["per_group"]:
+        return {"gamma": opt.gamma, "curvature": opt.curvature} | steps
+    return _of_groups("gamma", list(opt.gamma)) | _of_groups("curvature", list(opt.curvature)) | steps
 
 
-def summary(opt: StepTunedSGD) -> dict[str, float]:
+def summary(opt: TwoPasses) -> dict[str, float]:
     """The run so far: see `steptuned.StepTunedSGD.stats`. Synchronises with the device."""
-    stats = opt.stats()
+    if not opt.param_groups[0]["per_group"]:
+        return _named(opt.stats())
+    each = [_named(opt.stats(i)) for i, _ in enumerate(opt.param_groups)]
+    return {key: value for name in each[0] for key, value in _of_groups(name, [e[name] for e in each]).items()}
+
+
+def _of_groups(name: str, values: list[Value]) -> dict[str, Value]:
+    """A value of each parameter group, numbered from 1, as Lightning's LearningRateMonitor does, if there are several."""
+    if len(values) == 1:
+        return {name: values[0]}
+    return {f"{name}/pg{i}": value for i, value in enumerate(values, start=1)}
+
+
+def _named(stats: Stats) -> dict[str, float]:
     return {
         "raw_gamma": stats.raw_gamma[1],  # the median
         "negative": stats.negative,

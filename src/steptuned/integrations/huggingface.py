@@ -11,14 +11,16 @@ from steptuned import StepTunedSGD, frozen_statistics, replay
 from steptuned.integrations import diagnostics
 from steptuned.optim.arguments import warn
 from steptuned.optim.scaling import all_or_nothing
+from steptuned.optim.two_passes import TwoPasses
 from steptuned.rng import Replay
 
 
 class StepTunedTrainer(Trainer):
-    """A Trainer whose optimizer is `steptuned.StepTunedSGD`.
+    """A Trainer whose optimizer is `steptuned.StepTunedSGD`, or a `steptuned.StepTuned` that you give it.
 
     Each update takes two passes over all of its micro-batches (``gradient_accumulation_steps``),
-    with the same random numbers. An update is one ``global_step`` and one step of the scheduler;
+    with the same random numbers; with ``tune_every=T``, every T-th update does and the others take
+    one. An update is one ``global_step`` and one step of the scheduler;
     tokens are counted once.
 
     The logged ``loss`` is from the first pass, ``grad_norm`` from the second. With them, at the
@@ -73,7 +75,7 @@ class StepTunedTrainer(Trainer):
         is_given = self.lr_scheduler is not None
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         opt = _inner(self.optimizer if optimizer is None else optimizer)
-        decay_every = opt.param_groups[0]["decay_every"]
+        decay_every = opt.param_groups[0].get("decay_every")
         if not is_given and decay_every is not None:
             # The optimizer would warn of every scheduler, and the Trainer always makes one.
             opt._warned.add("schedule")
@@ -91,7 +93,7 @@ class StepTunedTrainer(Trainer):
         self.accelerator.clip_grad_norm_ = _norm
 
     @property
-    def _step_tuned(self) -> StepTunedSGD:
+    def _step_tuned(self) -> TwoPasses:
         return _inner(self.optimizer)
 
     # ------------------------------------------------------------------------------------------ the two passes
@@ -101,8 +103,10 @@ class StepTunedTrainer(Trainer):
         return super().train(*args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        """A micro-batch of the first pass; the last one is followed by all of the second pass."""
+        """A micro-batch of the first pass; the last one is followed by all of the second pass, if there is one."""
         opt = self._step_tuned
+        if not opt.needs_second_pass:
+            return super().training_step(model, inputs, num_items_in_batch)
         with all_or_nothing(self._drop):
             noise, steps = replay(opt), self.current_gradient_accumulation_steps
             self._micro_batches.append((noise, steps, inputs, num_items_in_batch))
@@ -138,11 +142,14 @@ class StepTunedTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
 
-def _inner(optimizer: Any) -> StepTunedSGD:
+def _inner(optimizer: Any) -> TwoPasses:
     """The optimizer inside of what accelerate made of it."""
     opt = getattr(optimizer, "optimizer", optimizer)
-    if not isinstance(opt, StepTunedSGD):
-        raise TypeError(f"StepTunedTrainer trains with StepTunedSGD, got {type(opt).__name__}: use transformers.Trainer for it")
+    if not isinstance(opt, TwoPasses):
+        raise TypeError(
+            f"StepTunedTrainer trains with StepTunedSGD or StepTuned, got {type(opt).__name__}: use transformers.Trainer for it, "
+            "or wrap it in steptuned.StepTuned"
+        )
     return opt
 
 

@@ -1,11 +1,12 @@
 """Step-Tuned SGD under Lightning's Trainer.
 
-Return `steptuned.StepTunedSGD` from ``configure_optimizers`` and give the Trainer the callback:
+Return `steptuned.StepTunedSGD` or `steptuned.StepTuned` from ``configure_optimizers`` and give the Trainer the callback:
 
     trainer = Trainer(callbacks=[StepTuned()], gradient_clip_val=1.0)
 
-Lightning passes the optimizer a closure, and the optimizer calls it twice. One mini-batch is one
-``global_step`` and one step of a scheduler. Whatever runs inside the closure runs twice:
+Lightning passes the optimizer a closure, and the optimizer calls it twice (with ``tune_every=T``,
+twice for every T-th mini-batch and once for the others). One mini-batch is one ``global_step`` and
+one step of a scheduler. Whatever runs inside the closure runs twice:
 ``training_step``, ``on_before_zero_grad``, ``on_before_backward``, ``on_after_backward`` and
 ``on_before_optimizer_step``. So a torchmetrics object that ``training_step`` updates sees each
 mini-batch twice, and so does BatchNorm unless the callback has ``freeze_statistics=True``. Dropout
@@ -30,9 +31,10 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from steptuned import StepTunedSGD, frozen_statistics, replay
+from steptuned import frozen_statistics, replay
 from steptuned.integrations import diagnostics
 from steptuned.optim.scaling import all_or_nothing
+from steptuned.optim.two_passes import TwoPasses
 
 
 class StepTuned(Callback):
@@ -63,7 +65,7 @@ class StepTuned(Callback):
 
     def __init__(self, *, freeze_statistics: bool = False) -> None:
         self.freeze_statistics = freeze_statistics
-        self._optimizers: list[StepTunedSGD] = []
+        self._optimizers: list[TwoPasses] = []
         self._hooks: list[RemovableHandle] = []
         self._noise: list[dict[str, Tensor]] | None = None
         self._clip_val: Any = None
@@ -74,7 +76,8 @@ class StepTuned(Callback):
         self._optimizers = [opt for opt in trainer.optimizers if _is_ours(opt)]
         if not self._optimizers:
             raise ValueError(
-                "the callback StepTuned found no StepTunedSGD: return one from configure_optimizers(), or leave it out"
+                "the callback StepTuned found no StepTunedSGD and no steptuned.StepTuned: return one from "
+                "configure_optimizers(), or leave it out"
             )
         self._refuse(trainer, pl_module)
         if self.freeze_statistics:
@@ -180,7 +183,7 @@ class StepTuned(Callback):
             values = diagnostics.summary(opt)
             pl_module.log_dict({f"{prefix}/{name}": value for name, value in values.items()})
 
-    def _named(self) -> list[tuple[str, StepTunedSGD]]:
+    def _named(self) -> list[tuple[str, TwoPasses]]:
         if len(self._optimizers) == 1:
             return [("step_tuned", self._optimizers[0])]
         return [(f"step_tuned_{i}", opt) for i, opt in enumerate(self._optimizers)]
@@ -227,9 +230,14 @@ class StepTunedMixedPrecision(MixedPrecision):
         self._after_closure(model, optimizer)
         if loss is None and model.automatic_optimization:
             optimizer.zero_grad()
-            optimizer.half_step()  # without gradients: counted as skipped
-            optimizer.step()
+            if optimizer.needs_second_pass:
+                optimizer.half_step()
+            optimizer.step()  # without gradients: counted as skipped
             return None
+        if not optimizer.needs_second_pass:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            return loss
         self.scaler.step(optimizer.first_pass)
         with all_or_nothing(optimizer.cancel):
             noise.rewind()
@@ -247,7 +255,7 @@ class StepTunedMixedPrecision(MixedPrecision):
 class _SkippableClosure:
     """Lightning's closure, where ``training_step`` may return None to skip the mini-batch."""
 
-    def __init__(self, closure: Callable[[], Any], optimizer: StepTunedSGD) -> None:
+    def __init__(self, closure: Callable[[], Any], optimizer: TwoPasses) -> None:
         self._closure = closure
         self._optimizer = optimizer
         self._losses: list[Any] = []
@@ -278,8 +286,8 @@ def _freezes_statistics(trainer: Trainer) -> bool:
     return any(isinstance(call, StepTuned) and call.freeze_statistics for call in callbacks)
 
 
-def _is_ours(optimizer: Any) -> TypeGuard[StepTunedSGD]:
-    return isinstance(optimizer, StepTunedSGD)
+def _is_ours(optimizer: Any) -> TypeGuard[TwoPasses]:
+    return isinstance(optimizer, TwoPasses)
 
 
 def _rank_and_ranks() -> tuple[int, int]:

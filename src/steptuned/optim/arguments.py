@@ -35,6 +35,12 @@ def _bounds(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2 and all(map(_positive, value)) and value[0] <= value[1]
 
 
+OF_ALL_GROUPS = ("delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every", "per_group")
+"""Options that must agree between parameter groups."""
+
+OF_GAMMA = ("nu", "beta", "bounds", "relative")
+"""Options that must agree too, unless each group has a gamma of its own."""
+
 VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lr": (_lr, "a finite number at least 0, or a tensor of one such number"),
     "nu": (_positive, "positive and finite"),
@@ -47,6 +53,9 @@ VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_grad_norm": (lambda v: v is None or (_number(v) and v > 0), "positive, or None for no clipping"),
     "foreach": (lambda v: v is None or isinstance(v, bool), "True, False or None"),
     "replay_rng": (lambda v: isinstance(v, bool), "True or False"),
+    "tune_every": (lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1, "a whole number at least 1"),
+    "relative": (lambda v: isinstance(v, bool), "True or False"),
+    "per_group": (lambda v: isinstance(v, bool), "True or False"),
     "slope": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
     "shrink": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
     "max_backtracks": (lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0, "a whole number at least 0"),
@@ -83,11 +92,26 @@ def check_group(group: Any, optimizer: torch.optim.Optimizer, shared: Iterable[s
     check(**options)
     if optimizer.param_groups:
         for name in shared:
-            if options[name] != optimizer.param_groups[0][name]:
-                raise ValueError(
-                    f"{name} must be the same for all parameter groups, as gamma is one number for all of them: "
-                    f"got {options[name]} after {optimizer.param_groups[0][name]}"
-                )
+            if name in options and options[name] != optimizer.param_groups[0][name]:
+                first = optimizer.param_groups[0]
+                refuse_other(name, first, f"got {options[name]} after {first[name]}")
+
+
+def refuse_other(name: str, first: dict[str, Any], what: str) -> None:
+    """Raise an error for an option that differs between parameter groups."""
+    reason = "" if first.get("per_group") else ", as gamma is one number for all of them"
+    raise ValueError(f"{name} must be the same for all parameter groups{reason}: {what}")
+
+
+def shared_options(first: dict[str, Any]) -> tuple[str, ...]:
+    """The options that all groups have in common, given the first of them."""
+    return OF_ALL_GROUPS if first["per_group"] else OF_ALL_GROUPS + OF_GAMMA
+
+
+def tuned_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The groups that have a gamma of their own: all of them, or the first, whose gamma is that of all."""
+    groups = optimizer.param_groups
+    return groups if groups[0]["per_group"] else groups[:1]
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -12,7 +12,7 @@ from steptuned.optim.scaling import Scaling
 from steptuned.optim.sharded import Place, local
 
 if TYPE_CHECKING:
-    from steptuned.optim.step_tuned_sgd import StepTunedSGD
+    from steptuned.optim.two_passes import TwoPasses
 
 LARGE = 1 << 16
 """A tensor on the CPU with at least this many elements is worked on in chunks."""
@@ -86,7 +86,7 @@ class Bucket:
         return grads
 
 
-def gather(opt: "StepTunedSGD", scaling: Scaling | None) -> list[Bucket]:
+def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
     """The parameters that have a gradient, in lists of one group, device, precision and way to work."""
     full: list[Bucket] = []
     filling: dict[Any, Bucket] = {}

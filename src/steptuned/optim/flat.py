@@ -31,15 +31,18 @@ def second_pass(
     step: Tensor,
     beta: float,
     valid: Tensor | None,
+    scale: Tensor | float = 1.0,
 ) -> Tensor:
-    """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (1 - beta) (g1 - g0).
+    """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (1 - beta) scale (g1 - g0).
 
     Returns <G_k, direction> and |direction|^2.
-    Where g1 - g0 is not finite, or too large for its square to be, it counts as zero in G, and the inner product is nan. Where
-    ``valid``, a 0-d truth value, is given and false, G stays as it was.
+    Where scale (g1 - g0) is not finite, or too large for its square to be, it counts as zero in G, and the inner product is
+    nan. Where ``valid``, a 0-d truth value, is given and false, G stays as it was.
     """
     dg = torch._foreach_sub(grads, g0)
     add_scaled(params, grads, -step)
+    if isinstance(scale, Tensor):
+        torch._foreach_mul_(dg, scale.to(dg[0].dtype))
     finite = torch.isfinite(square(dg))
     if not _on_host(dg) or not finite:
         for d in dg:
@@ -71,9 +74,10 @@ def second_pass_in_chunks(
     step: Tensor,
     beta: float,
     weight_decay: float,
+    scale: Tensor | float = 1.0,
 ) -> Tensor:
     """`second_pass` along g0, with g1 = gradient + weight_decay theta_{k+1/2}."""
-    alpha = -step.item()
+    alpha, factor = -step.item(), float(scale)
     along = square = 0.0
     scratch = torch.empty(2, CHUNK, dtype=G[0].dtype)
     for tensors in zip(params, grads, g0, G, strict=True):
@@ -82,6 +86,8 @@ def second_pass_in_chunks(
                 g1_ = torch.add(g1_, p_, alpha=weight_decay, out=scratch[0, : len(p_)])
             dg = torch.sub(g1_, g0_, out=scratch[1, : len(p_)])
             p_.add_(g1_, alpha=alpha)
+            if factor != 1.0:
+                dg.mul_(factor)
             if not math.isfinite(torch.dot(dg, dg).item()):
                 dg.zero_()
                 along = math.nan

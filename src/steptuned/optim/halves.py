@@ -1,6 +1,6 @@
-"""The two halves of an iteration: what is done with the gradients of each pass."""
+"""The two halves of an iteration, or its single pass: what is done with the gradients of each."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -8,12 +8,13 @@ from torch._compile import _disable_dynamo
 
 from steptuned import rule
 from steptuned.optim import flat, sharded
-from steptuned.optim.arguments import scalar
+from steptuned.optim.arguments import scalar, tuned_groups
 from steptuned.optim.bucket import Bucket, gather, is_low_precision, owns_memory, params_of, precision
 from steptuned.optim.notices import (
     NOISE_CHECKS,
     ONE_PASS_ONLY,
     check_groups_agree,
+    check_unit_of_G,
     refuse_pending,
     warn_if_stuck,
     warn_other_noise,
@@ -25,19 +26,14 @@ from steptuned.rng import replay
 
 if TYPE_CHECKING:
     from steptuned.optim.step_tuned_sgd import StepTunedSGD
+    from steptuned.optim.two_passes import TwoPasses
 
 
 @_disable_dynamo  # gathering is for Python; the arithmetic in flat.py is what compiles
 def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     """theta_k to theta_{k+1/2}; keeps g0."""
     refuse_pending(opt, "half_step()")
-    if scaling is not None:
-        sharded.refuse_scaling(params_of(opt))
-    check_groups_agree(opt)
-    warn_two_schedules(opt)
-    if not opt.state and opt._has_measured:  # it was taken away
-        opt.reset()
-    settle(opt)
+    begin(opt, scaling)
     first = opt.param_groups[0]
     buckets = gather(opt, scaling)
     if not buckets:
@@ -45,14 +41,9 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
             group["pending"] = EMPTY
         return
     coefficient = _clip_coefficient(opt, buckets, scaling)
-
-    decay = 1.0
-    if first["decay_every"] is not None:
-        decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
+    set_steps(opt)
     for group in opt.param_groups:
-        group["effective_lr"] = first["gamma"] * decay * scalar(group["lr"])
         group["moved"].copy_(group["effective_lr"] * coefficient)
-
     with all_or_nothing(opt.cancel):
         for bucket in buckets:
             _move(opt, bucket, scaling)
@@ -62,8 +53,61 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         first["sound"].copy_(scaling.found_inf == 0)
     for group in opt.param_groups:
         group["pending"] = road(scaling)
-    if opt._form == "hand" and first["replay_rng"] and opt._noise_checks < NOISE_CHECKS:
+    watch_noise(opt)
+
+
+def watch_noise(opt: "TwoPasses") -> None:
+    """By hand, remember what random numbers were drawn, to compare with those of the second pass."""
+    if opt._form == "hand" and opt.param_groups[0]["replay_rng"] and opt._noise_checks < NOISE_CHECKS:
         opt._noise = replay(opt)
+
+
+def begin(opt: "TwoPasses", scaling: Scaling | None) -> None:
+    """What is looked at before an iteration."""
+    if scaling is not None:
+        sharded.refuse_scaling(params_of(opt))
+    check_groups_agree(opt)
+    warn_two_schedules(opt)
+    if not opt.state and opt._has_measured:  # it was taken away
+        opt.reset()
+    check_unit_of_G(opt)
+    settle(opt)
+
+
+def set_steps(opt: "TwoPasses") -> None:
+    """The step of each group in this iteration."""
+    first = opt.param_groups[0]
+    decay = 1.0
+    if first.get("decay_every") is not None:
+        decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
+    for group in opt.param_groups:
+        group["effective_lr"] = group["gamma"] * decay * scalar(group["lr"])
+
+
+@_disable_dynamo
+def single_pass(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
+    """theta_k to theta_{k+1} for a mini-batch that is used once: SGD with the gamma there is. G stays as it is."""
+    begin(opt, scaling)
+    buckets = gather(opt, scaling)
+    if buckets:
+        coefficient = _clip_coefficient(opt, buckets, scaling)
+        set_steps(opt)
+        for bucket in buckets:
+            step = (bucket.group["effective_lr"] * coefficient).to(bucket.device)
+            flat.add_scaled(bucket.params, bucket.gradient_of_J(scaling), -step)
+    count_single(opt, bool(buckets), scaling)
+
+
+def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None) -> None:
+    """An iteration of one pass is over. One without gradients is not counted, nor is one that overflowed."""
+    for group in opt.param_groups:
+        group["skipped"] += not had_gradients
+        group["countdown"] = min(group["countdown"], group["tune_every"] - 1) - had_gradients
+    if had_gradients:
+        valid = 1 if scaling is None else (scaling.found_inf == 0).to(opt.param_groups[0]["k"].device)
+        for group in tuned_groups(opt):
+            group["k"].add_(valid)
+            group["single"].add_(valid)
 
 
 def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
@@ -100,21 +144,14 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
             "a gradient of the first pass was overwritten in place before the second pass was done: let backward "
             "make new gradients (zero_grad with set_to_none=True), or drop the half step with opt.cancel()"
         )
-    warn_other_noise(opt)
     buckets = gather(opt, scaling)
-    had_gradients = opt.param_groups[0]["pending"] != EMPTY
-    if bool(buckets) != had_gradients:
-        raise RuntimeError(ONE_PASS_ONLY[opt._form].format(*(("first", "second") if had_gradients else ("second", "first"))))
-    if not buckets:
-        for group in opt.param_groups:
-            group["skipped"] += 1
-        opt.cancel()
+    if lacks_gradients(opt, bool(buckets)):
         return
     coefficient = _clip_coefficient(opt, buckets, scaling)
     first = opt.param_groups[0]
     valid = None if scaling is None else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
 
-    shares = sharded.Shares(first["gamma"].new_zeros(2))
+    shares = sharded.Shares(first["gamma"].new_zeros(len(tuned_groups(opt)), 2))
     measured: set[int] = set()
     with all_or_nothing(opt.cancel):
         for bucket in buckets:
@@ -123,15 +160,44 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
             if single.params:
                 flat.add_scaled(single.params, single.gradient_of_J(scaling), -step)
             if paired.params:
-                shares.add(paired.place, _measure(opt, paired, step, scaling, valid))
+                shares.add(paired.place, in_row(opt, paired.group, _measure(opt, paired, step, scaling, valid)))
                 measured.update(map(id, paired.states))
         _measure_the_rest(opt, measured, valid, shares)
-        curvature, square = sharded.reduce(shares, params_of(opt))
-    _tune(opt, curvature, square, valid)
+        sums = sharded.reduce(shares, params_of(opt))
+    finish(opt, sums, valid)
+
+
+def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
+    """Whether neither pass of the iteration had gradients, so that it is over. Refuses an iteration where one of them had."""
+    warn_other_noise(opt)
+    had = opt.param_groups[0]["pending"] != EMPTY
+    if found != had:
+        raise RuntimeError(ONE_PASS_ONLY[opt._form].format(*(("first", "second") if had else ("second", "first"))))
+    if not found:
+        for group in opt.param_groups:
+            group["skipped"] += 1
+        opt.cancel()
+    return not found
+
+
+def finish(opt: "TwoPasses", sums: Tensor, valid: Tensor | None) -> None:
+    """The measured iteration is over: the next gammas, from the sums of each group that has one."""
+    for group, (curvature, square) in zip(tuned_groups(opt), sums, strict=True):
+        _tune(group, curvature, square, valid)
     opt._has_measured = True
     opt.cancel()
-    if first["gamma"].device.type == "cpu":
+    for group in opt.param_groups:
+        group["countdown"] = group["tune_every"] - 1
+    if sums.device.type == "cpu":
         warn_if_stuck(opt)
+
+
+def in_row(opt: "TwoPasses", group: dict[str, Any], share: Tensor) -> Tensor:
+    """A group's share of the sums, in the row of the gamma that it has."""
+    groups = tuned_groups(opt)
+    if len(groups) == 1:
+        return share.unsqueeze(0)
+    return torch.stack([share if each is group else torch.zeros_like(share) for each in groups])
 
 
 def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
@@ -139,14 +205,21 @@ def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling
     group, params = bucket.group, bucket.params
     g0, G = bucket.held("g0"), bucket.held("G")
     moved = group["moved"].to(bucket.device)
-    along_g0 = torch.stack((-moved, moved**2))
+    along_g0 = torch.stack((-moved, moved**2)) * unit_of_G(group, moved)
+    scale = rule.reciprocal(moved) if group["divided"] else 1.0
     if bucket.in_chunks:
-        return along_g0 * flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"])
+        return along_g0 * flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"], scale)
     valid = None if valid is None else valid.to(bucket.device)
     grads = bucket.gradient_of_J(scaling)
     if bucket.is_low_precision:
-        return flat.second_pass(params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid)
-    return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid)
+        sums = flat.second_pass(params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid, scale)
+        return sums * unit_of_G(group, moved)
+    return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid, scale)
+
+
+def unit_of_G(group: dict[str, Any], step: Tensor) -> Tensor | float:
+    """What sums <G, .> and |.|^2 are multiplied by: where G is an average of dg / step, G by this step."""
+    return torch.stack((step, torch.ones_like(step))) if group["divided"] else 1.0
 
 
 def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | None, shares: sharded.Shares) -> None:
@@ -167,28 +240,39 @@ def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | N
                     else sharded.local(state["g0"]) * -group["moved"].to(p.device)
                 )
                 share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
-                shares.add(sharded.place(p), share)
+                share = share * unit_of_G(group, group["moved"].to(p.device))
+                shares.add(sharded.place(p), in_row(opt, group, share))
 
 
-def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
+def _tune(group: dict[str, Any], curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
     """gamma_{k+1}, unless the measurement is not finite or the iteration not valid; and the counts."""
-    group = opt.param_groups[0]
     m, M = group["bounds"]
     k, streak = group["k"], group["streak"]
-    curvature = curvature * rule.debias(group["beta"], k.to(curvature.dtype))
+    n = k - group["single"]  # measurements so far
+    curvature = curvature * rule.debias(group["beta"], n.to(curvature.dtype))
     fine = torch.isfinite(curvature) & torch.isfinite(square)
     if valid is not None:
         fine &= valid
     measured = rule.gamma(square, curvature, group["nu"])
-    lower, upper = measured <= m, measured >= M
-    group["gamma"].copy_(torch.where(fine, rule.clip(measured, (m, M)), group["gamma"]))
+    tuned = _relative(group, measured, fine, curvature > 0) if group["relative"] else measured
+    lower, upper = tuned <= m, tuned >= M
+    group["gamma"].copy_(torch.where(fine, rule.clip(tuned, (m, M)), group["gamma"]))
     group["raw_gamma"].copy_(torch.where(fine, measured, group["raw_gamma"]))
     group["curvature"].copy_(torch.where(fine, rule.per_unit(curvature, square), group["curvature"]))
-    group["recent"].scatter_(0, (k % RECENT).reshape(1), torch.where(fine, measured, torch.nan).reshape(1))
+    group["recent"].scatter_(0, (n % RECENT).reshape(1), torch.where(fine, measured, torch.nan).reshape(1))
     group["tally"].add_(torch.stack([fine & ~(curvature > 0), fine & lower, fine & upper, ~fine]))
     longer = torch.where(lower, streak.clamp(max=0) - 1, torch.where(upper, streak.clamp(min=0) + 1, 0))
     streak.copy_(torch.where(fine, longer, streak))
     k.add_(1 if valid is None else valid)
+
+
+def _relative(group: dict[str, Any], measured: Tensor, fine: Tensor, positive: Tensor) -> Tensor:
+    """The raw gamma over its running reference, this measurement included; nu stays nu."""
+    log_mean, n = group["log_mean"], group["positives"]
+    counts = fine & positive & torch.isfinite(measured.log())
+    log_mean.copy_(torch.where(counts, rule.remember(log_mean, measured), log_mean))
+    n.add_(counts)
+    return torch.where(positive, measured / rule.reference(log_mean, n), measured)
 
 
 def _clip_coefficient(opt: "StepTunedSGD", buckets: list[Bucket], scaling: Scaling | None) -> Tensor | float:

@@ -1,24 +1,21 @@
 """What StepTunedSGD warns about or refuses: mistakes that programs make with two passes."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._compile import _disable_dynamo
 
 from steptuned.optim import sharded
-from steptuned.optim.arguments import warn
+from steptuned.optim.arguments import refuse_other, shared_options, tuned_groups, warn
 
 if TYPE_CHECKING:
-    from steptuned.optim.step_tuned_sgd import StepTunedSGD
+    from steptuned.optim.two_passes import TwoPasses
 
 STUCK = 100
-"""After this many iterations in a row at the same bound, a warning."""
+"""After this many measurements in a row at the same bound, a warning."""
 
 NOISE_CHECKS = 10
 """In this many iterations by hand, the random numbers of the two passes are compared."""
-
-OF_ALL_GROUPS = ("nu", "beta", "bounds", "delta", "decay_every", "max_grad_norm", "replay_rng")
-"""Options that belong to gamma, of which there is one, and so must agree between parameter groups."""
 
 ONE_PASS_ONLY = {
     "closure": "the closure made gradients in its {0} call and none in its {1}: it must do the same in both",
@@ -28,31 +25,39 @@ ONE_PASS_ONLY = {
 }
 
 
-def warn_if_stuck(opt: "StepTunedSGD") -> None:
-    group = opt.param_groups[0]
+def warn_if_stuck(opt: "TwoPasses") -> None:
+    for i, group in enumerate(tuned_groups(opt)):
+        m, M = group["bounds"]
+        if "stuck" not in opt._warned and m != M and abs(int(group["streak"])) >= STUCK:
+            opt._warned.add("stuck")
+            _warn_stuck(group, f"gamma of parameter group {i}" if group["per_group"] else "gamma")
+
+
+def _warn_stuck(group: dict[str, Any], name: str) -> None:
     m, M = group["bounds"]
-    if "stuck" in opt._warned or m == M:
-        return
     streak = int(group["streak"])
-    if abs(streak) < STUCK:
-        return
-    opt._warned.add("stuck")
     raw = group["recent"].nanmedian().item()
     bound, value = ("lower", m) if streak < 0 else ("upper", M)
+    what = "iterations" if group["tune_every"] == 1 else "measurements"
     if raw == group["nu"]:
         advice = "the curvature is mostly not positive, where gamma is nu: lower nu if the loss is unstable"
+    elif group["relative"]:
+        advice = (
+            f"the raw gamma, now {raw:.3g}, keeps {'falling' if streak < 0 else 'rising'} away from its running reference: "
+            f"widen the bounds, or {'lower' if streak < 0 else 'raise'} lr"
+        )
     else:
         advice = (
             f"the raw gamma has a median of {raw:.3g}; to let it tune the step, put the bounds around that, such as "
             f"bounds=({raw / 2:.2g}, {2 * raw:.2g}), and divide lr by {raw:.2g}"
         )
     warn(
-        f"gamma has been at its {bound} bound {value} for {abs(streak)} iterations, so this is SGD with the step "
+        f"{name} has been at its {bound} bound {value} for {abs(streak)} {what}, so this is SGD with the step "
         f"{value:g} x lr: {advice}"
     )
 
 
-def warn_stale_gradients(opt: "StepTunedSGD") -> None:
+def warn_stale_gradients(opt: "TwoPasses") -> None:
     """A backward before step(closure) is a mistake: its gradients are added to those of the closure's first call."""
     if "stale" in opt._warned or (opt._has_measured and opt._form != "closure"):
         return
@@ -65,8 +70,8 @@ def warn_stale_gradients(opt: "StepTunedSGD") -> None:
         )
 
 
-def warn_two_schedules(opt: "StepTunedSGD") -> None:
-    decay_every = opt.param_groups[0]["decay_every"]
+def warn_two_schedules(opt: "TwoPasses") -> None:
+    decay_every = opt.param_groups[0].get("decay_every")
     if decay_every is None or "schedule" in opt._warned or not hasattr(opt.step, "_wrapped_by_lr_sched"):
         return
     opt._warned.add("schedule")
@@ -76,7 +81,7 @@ def warn_two_schedules(opt: "StepTunedSGD") -> None:
     )
 
 
-def warn_other_noise(opt: "StepTunedSGD") -> None:
+def warn_other_noise(opt: "TwoPasses") -> None:
     """By hand, nobody but the user can replay random numbers: notice when it was forgotten."""
     if opt._noise is None:
         return
@@ -90,7 +95,7 @@ def warn_other_noise(opt: "StepTunedSGD") -> None:
         )
 
 
-def warn_low_precision(opt: "StepTunedSGD", dtype: torch.dtype) -> None:
+def warn_low_precision(opt: "TwoPasses", dtype: torch.dtype) -> None:
     if "low precision" not in opt._warned:
         opt._warned.add("low precision")
         warn(
@@ -100,7 +105,7 @@ def warn_low_precision(opt: "StepTunedSGD", dtype: torch.dtype) -> None:
 
 
 @_disable_dynamo
-def warn_compiled(opt: "StepTunedSGD") -> None:
+def warn_compiled(opt: "TwoPasses") -> None:
     if "compiled" not in opt._warned:
         opt._warned.add("compiled")
         warn(
@@ -109,7 +114,7 @@ def warn_compiled(opt: "StepTunedSGD") -> None:
         )
 
 
-def refuse_pending(opt: "StepTunedSGD", what: str) -> None:
+def refuse_pending(opt: "TwoPasses", what: str) -> None:
     if not opt.param_groups[0]["pending"]:
         return
     if what in ("step(closure)", "passes()"):
@@ -123,24 +128,42 @@ def refuse_pending(opt: "StepTunedSGD", what: str) -> None:
     )
 
 
-def refuse_in_body(opt: "StepTunedSGD", what: str) -> None:
+def refuse_unneeded(opt: "TwoPasses") -> None:
+    if not opt.needs_second_pass:
+        raise RuntimeError(
+            f"half_step() on a mini-batch that is used once: with tune_every={opt.param_groups[0]['tune_every']} call it "
+            "where opt.needs_second_pass is True, and opt.step() once per mini-batch"
+        )
+
+
+def check_unit_of_G(opt: "TwoPasses") -> None:
+    """tune_every may have been edited, or an older state loaded: dg and dg / step cannot be averaged together."""
+    first = opt.param_groups[0]
+    if not opt.state:
+        for group in opt.param_groups:
+            group["divided"] = first["tune_every"] > 1
+    if first["divided"] != (first["tune_every"] > 1):
+        raise RuntimeError(
+            f"tune_every is {first['tune_every']} now, but the average G was made with "
+            f"{'tune_every above 1' if first['divided'] else 'tune_every=1'}: begin a new one with opt.reset()"
+        )
+
+
+def refuse_in_body(opt: "TwoPasses", what: str) -> None:
     if opt._in_body:
         raise RuntimeError(f"{what} inside the body of passes(): remove it, passes() makes both halves of the step itself")
 
 
-def check_groups_agree(opt: "StepTunedSGD") -> None:
-    """Options of gamma, of which there is one, may have been edited in one group only."""
+def check_groups_agree(opt: "TwoPasses") -> None:
+    """Options may have been edited in one group only."""
     first = opt.param_groups[0]
     for group in opt.param_groups[1:]:
-        for name in OF_ALL_GROUPS:
-            if group[name] != first[name]:
-                raise ValueError(
-                    f"{name} must be the same for all parameter groups, as gamma is one number for all of them: "
-                    f"the first group has {first[name]}, another has {group[name]}"
-                )
+        for name in shared_options(first):
+            if name in group and group[name] != first[name]:
+                refuse_other(name, first, f"the first group has {first[name]}, another has {group[name]}")
 
 
-def is_initialiser(opt: "StepTunedSGD") -> bool:
+def is_initialiser(opt: "TwoPasses") -> bool:
     """Whether torch.distributed.checkpoint makes a fresh optimizer create its state: by a step with lr and gradients zero."""
     if opt.state or any(float(group["lr"]) != 0 for group in opt.param_groups):
         return False

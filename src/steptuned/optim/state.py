@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import VALID
 from steptuned.optim.bucket import is_low_precision, precision
 
 if TYPE_CHECKING:
-    from steptuned.optim.step_tuned_sgd import StepTunedSGD
+    from steptuned.optim.two_passes import TwoPasses
 
 RECENT = 100
 """How many raw gammas are remembered for `StepTunedSGD.stats`."""
@@ -27,76 +26,108 @@ class Stats(NamedTuple):
     """What the measurements of a run were like."""
 
     iterations: int
-    """Iterations finished."""
+    """Iterations finished, each of one mini-batch."""
     negative: float
-    """Share of iterations that measured no positive curvature, so that gamma was nu."""
+    """Share of measurements without positive curvature, so that gamma was nu."""
     at_lower: float
-    """Share of iterations that left gamma at its lower bound."""
+    """Share of measurements that left gamma at its lower bound."""
     at_upper: float
-    """Share of iterations that left gamma at its upper bound (nu included, where nu is not below it)."""
+    """Share of measurements that left gamma at its upper bound (nu included, where nu is not below it)."""
     ignored: int
     """Measurements ignored because a gradient was not finite."""
     raw_gamma: tuple[float, float, float]
-    """Lower quartile, median and upper quartile of gamma before clipping, over the last 100 iterations; nan before the first."""
+    """Lower quartile, median and upper quartile of gamma before clipping, over the last 100 measurements; nan before the first."""
     skipped: int
     """Iterations in which no parameter had a gradient in either pass: nothing was done."""
+    measurements: int
+    """Iterations that measured: all of them, or every T-th with ``tune_every=T``."""
 
 
 # ---------------------------------------------------------------------------------------------- the tables
 
 
 def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
-    """What the iteration carries on, as tensors that all parameter groups share. A new one is one row here."""
+    """What the iteration carries on, as tensors that all parameter groups share, or with per_group each has for itself.
+
+    A new one is one row here.
+    """
     one = torch.ones((), dtype=flat.scalar_dtype(device), device=device)
     none = torch.zeros((), dtype=torch.int64, device=device)
     return {
         "k": none,
+        "single": none.clone(),  # iterations of one pass; the others, k - single, have measured
         "gamma": one,
         "raw_gamma": torch.full_like(one, torch.nan),
         "curvature": torch.full_like(one, torch.nan),
-        "recent": one.new_full((RECENT,), torch.nan),  # a ring of raw gammas, the one of iteration k at k % RECENT
+        "recent": one.new_full((RECENT,), torch.nan),  # a ring of raw gammas, the n-th at n % RECENT
+        "log_mean": torch.zeros_like(one),  # of the raw gammas, for relative=True
+        "positives": none.clone(),  # measurements in it
         "sound": torch.ones_like(one, dtype=torch.bool),
-        "tally": none.repeat(4),  # iterations with negative curvature, at the lower bound, at the upper bound, ignored
-        "streak": none.clone(),  # iterations in a row at the upper bound; negative: at the lower bound
+        "tally": none.repeat(4),  # measurements with negative curvature, at the lower bound, at the upper bound, ignored
+        "streak": none.clone(),  # measurements in a row at the upper bound; negative: at the lower bound
     }
 
 
 SCALARS = tuple(fresh_scalars(torch.device("cpu")))
 
 
-def fresh_group(scalars: dict[str, Tensor]) -> dict[str, Any]:
+def fresh_group(scalars: dict[str, Tensor], tune_every: int) -> dict[str, Any]:
     """What every parameter group has besides its options and the shared scalars."""
     zero = torch.zeros_like(scalars["gamma"])
-    return {"pending": "", "skipped": 0, "effective_lr": zero, "moved": zero.clone()}
+    return {
+        "pending": "",
+        "skipped": 0,
+        "countdown": 0,  # mini-batches that are used once before the next is used twice
+        "divided": tune_every > 1,  # whether G is an average of dg / step, not of dg
+        "effective_lr": zero,
+        "moved": zero.clone(),
+    }
 
 
-def fresh_state(p: Tensor) -> dict[str, Any]:
-    """What every parameter has. None stands for what is only there between the two passes."""
+OF_PARAMETERS = ("G", "g0", "held", "displacement")
+
+
+def fresh_state(p: Tensor, displaced: bool | None = None) -> dict[str, Any]:
+    """What every parameter has. None stands for what is only there between the two passes.
+
+    The displacement is kept where it does not follow from g0: if ``displaced``, which is by default where rounding changes it.
+    """
     state: dict[str, Any] = {"G": torch.zeros_like(p, dtype=precision(p), requires_grad=False), "g0": None, "held": 0}
-    return state | {"displacement": None} if is_low_precision(p) else state
+    displaced = is_low_precision(p) if displaced is None else displaced
+    return state | {"displacement": None} if displaced else state
 
 
 # ---------------------------------------------------------------------------------------------- during training
 
 
-def home_of(opt: "StepTunedSGD") -> torch.device:
+def share(opt: "TwoPasses") -> None:
+    """Let all groups have the scalars of the first, or with per_group each its own, which begin as they were."""
+    first, *others = opt.param_groups
+    for group in others:
+        if not first["per_group"]:
+            group.update({name: first[name] for name in SCALARS})
+        elif group["gamma"] is first["gamma"]:
+            group.update({name: first[name].clone() for name in SCALARS})
+
+
+def home_of(opt: "TwoPasses") -> torch.device:
     """The device of the first parameter, where the scalars are."""
     return next((p.device for group in opt.param_groups for p in group["params"]), torch.device("cpu"))
 
 
-def settle(opt: "StepTunedSGD") -> None:
-    """Bring the scalars to the first parameter's device, should the model have been moved."""
-    first, home = opt.param_groups[0], home_of(opt)
-    if first["gamma"].device != home:
-        scalars = {name: first[name].to(home) for name in SCALARS}
+def settle(opt: "TwoPasses") -> None:
+    """Bring the scalars to the first parameter's device, should the model have been moved; share them as per_group says."""
+    home = home_of(opt)
+    if opt.param_groups[0]["gamma"].device != home:
         for group in opt.param_groups:
-            group.update(scalars, effective_lr=group["effective_lr"].to(home), moved=group["moved"].to(home))
+            group.update({name: group[name].to(home) for name in (*SCALARS, "effective_lr", "moved")})
+    share(opt)
 
 
-def clear_pending(opt: "StepTunedSGD") -> None:
+def clear_pending(opt: "TwoPasses") -> None:
     """Forget what is only there between the two passes."""
     for state in opt.state.values():
-        if state:
+        if "held" in state:
             state["g0"], state["held"] = None, 0
             if "displacement" in state:
                 state["displacement"] = None
@@ -106,27 +137,30 @@ def clear_pending(opt: "StepTunedSGD") -> None:
 
 def stats_of(group: dict[str, Any]) -> Stats:
     k = int(group["k"])
+    measurements = k - int(group["single"])
     negative, lower, upper, ignored = group["tally"].tolist()
-    n = max(k, 1)
+    n = max(measurements, 1)
     quarters = torch.tensor((0.25, 0.5, 0.75), dtype=torch.float64)
     low, middle, high = group["recent"].cpu().double().nanquantile(quarters).tolist()
-    return Stats(k, negative / n, lower / n, upper / n, ignored, (low, middle, high), group["skipped"])
+    return Stats(k, negative / n, lower / n, upper / n, ignored, (low, middle, high), group["skipped"], measurements)
 
 
 # ---------------------------------------------------------------------------------------------- saving and restoring
 
 
 @contextmanager
-def filled(opt: "StepTunedSGD") -> Iterator[None]:
+def filled(opt: "TwoPasses") -> Iterator[None]:
     """Within this block the state has the same keys and shapes as at every other moment: zeros stand for what is None."""
     lean = opt.state
     opt.state = defaultdict(dict)
     for group in opt.param_groups:
         for p in group["params"]:
-            if (p.requires_grad or p in lean) and not is_lazy(p):
+            if state := lean.get(p) or opt._unborn_state(p):
                 opt.state[p] = {
-                    name: torch.zeros_like(p, dtype=precision(p), requires_grad=False) if value is None else value
-                    for name, value in (lean.get(p) or fresh_state(p)).items()
+                    name: torch.zeros_like(p, dtype=precision(p), requires_grad=False)
+                    if value is None and name in OF_PARAMETERS
+                    else value
+                    for name, value in state.items()
                 }
     try:
         yield
@@ -134,28 +168,32 @@ def filled(opt: "StepTunedSGD") -> Iterator[None]:
         opt.state = lean
 
 
-def upgrade(opt: "StepTunedSGD") -> None:
-    """Let the groups share their scalars again, and give a state of an older version what it lacks."""
+def upgrade(opt: "TwoPasses") -> None:
+    """Give a state of an older version what it lacks, and let the groups share their scalars again."""
     first = opt.param_groups[0]
     if "raw_gamma" not in first:  # a version that had neither these two nor the curvature in this unit
         fresh = fresh_scalars(first["gamma"].device)
         first.update({name: fresh[name] for name in ("raw_gamma", "recent", "curvature")})
     for group in opt.param_groups:
-        group.update({name: first[name] for name in SCALARS})
-        group.setdefault("skipped", 0)
+        for name, value in fresh_scalars(group["gamma"].device).items():
+            group.setdefault(name, value)
+        for name in ("skipped", "countdown", "divided"):
+            group.setdefault(name, 0 if name != "divided" else False)
         if "step" in group:
             group["effective_lr"] = group.pop("step")
         for name in opt.defaults.keys() & VALID.keys():
             group.setdefault(name, opt.defaults[name])  # an option that is newer than the state
+    share(opt)
 
 
-def check_fits(opt: "StepTunedSGD", state_dict: dict[str, Any]) -> None:
+def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:
     """Refuse a state of another optimizer, or one whose shards are not those of the parameters."""
     if any("gamma" not in group or "tally" not in group for group in state_dict["param_groups"]):
-        raise ValueError("this state_dict is not one of StepTunedSGD: its parameter groups have no gamma")
+        raise ValueError(f"this state_dict is not one of {type(opt).__name__}: its parameter groups have no gamma{opt._way_out}")
     for saved, group in zip(state_dict["param_groups"], opt.param_groups, strict=False):  # torch says if they do not match
         for key, p in zip(saved["params"], group["params"], strict=False):
-            tensors = [v for v in state_dict["state"].get(key, {}).values() if isinstance(v, Tensor)]
+            state = state_dict["state"].get(key, {})
+            tensors = [state[name] for name in OF_PARAMETERS if isinstance(state.get(name), Tensor)]
             if not all(sharded.spread_alike(tensor, p) for tensor in tensors):
                 raise ValueError(
                     "this state_dict is spread over ranks in another way than the parameters: save and load it with "
@@ -163,12 +201,13 @@ def check_fits(opt: "StepTunedSGD", state_dict: dict[str, Any]) -> None:
                 )
 
 
-def restore(opt: "StepTunedSGD", saved: dict[str, Any]) -> None:
+def restore(opt: "TwoPasses", saved: dict[str, Any]) -> None:
     """Take a state once more, after torch has cast it to the precision of the parameters, in its own precision."""
     for saved_group, group in zip(saved["param_groups"], opt.param_groups, strict=True):
         for key, p in zip(saved_group["params"], group["params"], strict=True):
             state = saved["state"].get(key, {})
-            for name, value in state.items():
+            for name in [name for name in OF_PARAMETERS if name in state]:
+                value = state[name]
                 if isinstance(value, Tensor):
                     value = value.detach().to(p.device, copy=True) if name == "G" or state["held"] else None
                 opt.state[p][name] = value

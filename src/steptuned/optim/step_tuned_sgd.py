@@ -1,48 +1,18 @@
 """Algorithm 2 of the paper: Step-Tuned SGD."""
 
-import weakref
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from steptuned.frozen import frozen_statistics
 from steptuned.optim import sharded
-from steptuned.optim.arguments import check, check_group, check_params, warn
-from steptuned.optim.bucket import params_of
-from steptuned.optim.halves import first_half, second_half
-from steptuned.optim.notices import (
-    OF_ALL_GROUPS,
-    is_initialiser,
-    refuse_in_body,
-    refuse_pending,
-    warn_compiled,
-    warn_if_stuck,
-    warn_stale_gradients,
-)
-from steptuned.optim.scaling import ROADS, Scalable, Scaling, all_or_nothing, road, take_scaling
-from steptuned.optim.state import (
-    EMPTY,
-    SCALARS,
-    Stats,
-    check_fits,
-    clear_pending,
-    filled,
-    fresh_group,
-    fresh_scalars,
-    fresh_state,
-    home_of,
-    restore,
-    stats_of,
-    upgrade,
-)
-from steptuned.rng import Replay, replay
+from steptuned.optim.arguments import check
+from steptuned.optim.halves import first_half, second_half, single_pass
+from steptuned.optim.scaling import Scaling
+from steptuned.optim.two_passes import TwoPasses
 
 
-class StepTunedSGD(Scalable, Optimizer):
+class StepTunedSGD(TwoPasses):
     r"""SGD with a step tuned by curvature, which a second pass over the same mini-batch shows.
 
     For mini-batches $B_0, B_1, \dots$, from $G_{-1} = 0$ and $\gamma_0 = 1$, iteration k is
@@ -61,7 +31,8 @@ class StepTunedSGD(Scalable, Optimizer):
     with $a_k = \mathrm{lr}$ by default, and $a_k = \mathrm{lr} / (1 + \lfloor k / \mathrm{decay\_every} \rfloor)^{1/2+\delta}$
     with ``decay_every``.
 
-    Each iteration takes two back-propagations of one mini-batch. Three ways to give them, with the same result:
+    Each iteration takes two back-propagations of one mini-batch; see ``tune_every`` for fewer. Three
+    ways to give them, with the same result:
 
         loss = opt.step(closure)      # (1) the closure, which zeroes, computes and back-propagates, is called twice
 
@@ -80,7 +51,7 @@ class StepTunedSGD(Scalable, Optimizer):
 
     Args:
         params: parameters or parameter groups. A group may have its own ``lr``, ``weight_decay``, ``maximize`` and ``foreach``.
-            gamma is one number for all groups.
+            gamma is one number for all groups, unless ``per_group=True``.
         lr: the scaling factor alpha, at least 0; a float or a 0-d tensor.
         nu: gamma where the curvature is not positive, above 0. Beyond the bounds it is clipped to them, with a warning.
         beta: memory of the average G, in [0, 1).
@@ -96,6 +67,39 @@ class StepTunedSGD(Scalable, Optimizer):
             The curvature is measured with the gradients as they are and the displacement as it was.
         foreach: True works on lists of tensors at once, False on one after the other, None chooses by size and device.
         replay_rng: the same random numbers in both passes of forms (1) and (2).
+        tune_every: T, at least 1. Only every T-th mini-batch is used twice and measured, beginning with the first; the others are
+            used once, with the gamma there is: 1 + 1/T back-propagations per mini-batch. See *Fewer measurements* below.
+        relative: divide the raw gamma by a running reference of it before it is clipped, so that ``bounds`` say how far the step
+            may leave lr, whatever the curvature of the network. See *Relative gamma* below.
+        per_group: one gamma for each parameter group, from sums over the group's parameters only. Then `gamma` and its like have
+            one entry per group, `stats` takes the index of a group, and groups may have their own ``nu``, ``beta``, ``bounds``
+            and ``relative``. Clipping and k are common to all.
+
+    **Fewer measurements** (``tune_every=T``, T > 1). Form (1) calls the closure once or twice, the body of form (2) runs once or
+    twice, and by hand `needs_second_pass` tells:
+
+        opt.zero_grad()
+        criterion(model(x), y).backward()
+        if opt.needs_second_pass:
+            opt.half_step()
+            criterion(model(x), y).backward()
+        opt.step()
+
+    k counts mini-batches, used once or twice, so ``decay_every`` and schedulers that step with every mini-batch mean the same for
+    every T; the bias correction counts measurements. The next measurement may come after many steps, so each one is divided by
+    the step $s$ it was made with before it is averaged: the n-th, on mini-batch k, has
+
+    $$G_n = \beta G_{n-1} + (1-\beta)\,\Delta g / s_k, \qquad s_k = a_k \gamma_k, \qquad \hat G_n = s_k G_n / (1 - \beta^{n+1}).$$
+
+    With clipping, $s_k$ is the step after it. A measurement lost to an overflow under a GradScaler is not repeated.
+
+    **Relative gamma** (``relative=True``). The raw gamma is an inverse curvature, whose size depends on the network. The
+    reference is its geometric mean over the measurements with positive curvature, the recent ones weighing most:
+
+    $$L_n = .99\, L_{n-1} + .01 \log \gamma^{\mathrm{raw}}_n, \qquad
+    \gamma_{k+1} = \gamma^{\mathrm{raw}}_n / \exp\bigl(L_n / (1 - .99^n)\bigr) \quad\text{clipped to } [m, M].$$
+
+    So the first such measurement gives 1. Where the curvature is not positive, gamma is nu, and the reference stays.
 
     Examples:
         >>> import torch
@@ -125,6 +129,9 @@ class StepTunedSGD(Scalable, Optimizer):
         max_grad_norm: float | None = None,
         foreach: bool | None = None,
         replay_rng: bool = True,
+        tune_every: int = 1,
+        relative: bool = False,
+        per_group: bool = False,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -138,6 +145,9 @@ class StepTunedSGD(Scalable, Optimizer):
             "max_grad_norm": max_grad_norm,
             "foreach": foreach,
             "replay_rng": replay_rng,
+            "tune_every": tune_every,
+            "relative": relative,
+            "per_group": per_group,
         }
         check(**defaults)
         sharded.refuse_private(type(self).__name__)
@@ -145,269 +155,11 @@ class StepTunedSGD(Scalable, Optimizer):
         self._start()
         super().__init__(params, defaults)
 
-    def _start(self) -> None:
-        """What is not part of the state."""
-        self._first_pass = FirstPass(self)
-        self._versions: list[tuple[Tensor, int]] = []
-        self._warned: set[str] = set()
-        self._form = "hand"  # which of the three forms the current iteration has
-        self._in_body = False  # whether the body of passes() is running
-        self._left: list[weakref.ref[Tensor]] = []  # gradients of the closure's last call
-        self._has_measured = False
-        self._noise: Replay | None = None  # random states after the first pass
-        self._noise_checks = 0
+    def _first_half(self, scaling: Scaling | None) -> None:
+        first_half(self, scaling)
 
-    # ------------------------------------------------------------------------------------------ the three forms
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, freeze: torch.nn.Module | None = None) -> Any:
-        """One iteration with a closure; without one, its second half.
-
-        Args:
-            closure: zeroes the gradients, computes the loss of the mini-batch, back-propagates and returns the loss.
-                Called twice; the loss returned is the one of the first pass, at theta_k.
-            freeze: a model whose running statistics the second pass leaves alone; see `steptuned.frozen_statistics`.
-        """
-        scaling = take_scaling(self)
-        refuse_in_body(self, "step()")
-        if closure is None:
-            self._finish(scaling)
-            return None
-        if scaling is not None:
-            raise RuntimeError(
-                "a closure cannot be used with an enabled GradScaler: call scaler.step(opt.first_pass) after the first "
-                "backward and scaler.step(opt) after the second"
-            )
-        refuse_pending(self, "step(closure)")
-        warn_stale_gradients(self)
-        self._form = "closure"
-        noise = replay(self)
-        with torch.enable_grad():
-            loss = closure()
-        first_half(self, None)
-        with all_or_nothing(self.cancel):
-            noise.rewind()
-            with torch.enable_grad(), frozen_statistics(freeze):
-                closure()
-            second_half(self, None)
-        self._left = [weakref.ref(p.grad) for p in params_of(self) if p.grad is not None]
-        return loss
-
-    def passes(self, *, freeze: torch.nn.Module | None = None) -> "Passes":
-        """Run the body of a ``for`` loop twice, on the same mini-batch, with the same random numbers: one iteration.
-
-        The body zeroes the gradients, computes the loss and back-propagates. Leaving the loop early, by ``break`` or by
-        an exception, ends the iteration: what the first pass changed stays, nothing is measured, nothing is pending. If you keep
-        the iterator in a variable, use it as a context manager, or call its ``close()`` after a ``break``.
-
-        Args:
-            freeze: a model whose running statistics the second pass leaves alone; see `steptuned.frozen_statistics`.
-        """
-        if torch.compiler.is_compiling():
-            warn_compiled(self)
-        refuse_in_body(self, "passes()")
-        refuse_pending(self, "passes()")
-        return Passes(self._passes(freeze))
-
-    def _passes(self, freeze: torch.nn.Module | None) -> Generator[int, None, None]:
-        self._form = "passes"
-        noise = replay(self)
-        try:
-            self._in_body = True
-            yield 0
-            self._in_body = False
-            with torch.no_grad():
-                first_half(self, None)
-            with all_or_nothing(self.cancel):
-                noise.rewind()
-                self._in_body = True
-                with frozen_statistics(freeze):
-                    yield 1
-                self._in_body = False
-                self.step()
-        finally:
-            self._in_body = False
-
-    def half_step(self) -> None:
-        """The first half of an iteration, with the gradients of the first pass. The second half is `step`.
-
-        It takes ownership of the gradients: ``p.grad`` is None afterwards, so that the second pass cannot be added to the first.
-        Do not write to a gradient that you kept a reference to before the second half.
-        """
-        self._first_pass.step()
-
-    def _finish(self, scaling: Scaling | None) -> None:
-        """``step()`` without a closure."""
-        came = self.param_groups[0]["pending"]
-        if not came:
-            if is_initialiser(self):
-                self.state.update({p: fresh_state(p) for p in params_of(self) if p.requires_grad})
-                return
-            raise RuntimeError(
-                "step() without a pending half step: call opt.half_step() between the two backward passes, or give step() a closure"
-            )
-        if came not in (EMPTY, road(scaling)):
-            raise RuntimeError(
-                f"the first pass came {ROADS[came]} and the second {ROADS[road(scaling)]}, so one of them is scaled wrongly: "
-                "let both go the same way, after opt.cancel()"
-            )
+    def _second_half(self, scaling: Scaling | None) -> None:
         second_half(self, scaling)
 
-    @property
-    def first_pass(self) -> Optimizer:
-        """The first half of an iteration as an optimizer of its own, enough of one for ``scaler.step(opt.first_pass)``."""
-        return cast(Optimizer, self._first_pass)
-
-    @property
-    def half(self) -> Optimizer:
-        """The former name of `first_pass`."""
-        warn("opt.half is now called opt.first_pass", DeprecationWarning)
-        return self.first_pass
-
-    @property
-    def pending(self) -> bool:
-        """Whether the first pass of an iteration is done and its second is not."""
-        return bool(self.param_groups[0]["pending"])
-
-    def cancel(self) -> None:
-        """Drop a pending half step: parameters and gradients stay as they are, nothing is measured, k does not count it."""
-        clear_pending(self)
-        self._versions.clear()
-        self._noise = None
-
-    def reset(self) -> None:
-        """Begin the measurement anew, for instance before fine-tuning: G, gamma, k and `stats` as in a new optimizer."""
-        self.cancel()
-        self.state.clear()
-        scalars = fresh_scalars(home_of(self))
-        for group in self.param_groups:
-            group.update(scalars, **fresh_group(scalars))
-        self._has_measured = False
-        self._warned.discard("stuck")
-
-    # ------------------------------------------------------------------------------------------ to look at
-
-    @property
-    def gamma(self) -> Tensor:
-        """The current gamma, a 0-d tensor on the first parameter's device. Reading it does not synchronise."""
-        return self.param_groups[0]["gamma"].clone()
-
-    @property
-    def raw_gamma(self) -> Tensor:
-        """The gamma measured last, before clipping: 1 / curvature, or nu where that is not positive. nan before the first."""
-        return self.param_groups[0]["raw_gamma"].clone()
-
-    @property
-    def curvature(self) -> Tensor:
-        """The curvature of the loss along the last step, <G, dtheta> / |dtheta|^2, a 0-d tensor; nan before the first."""
-        return self.param_groups[0]["curvature"].clone()
-
-    def stats(self) -> Stats:
-        """How often curvature was negative, a bound was hit, a measurement was ignored; and what the raw gamma was lately."""
-        warn_if_stuck(self)
-        return stats_of(self.param_groups[0])
-
-    # ------------------------------------------------------------------------------------------ state
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its part of G starts at zero. Refused while a half step is pending."""
-        if self.param_groups:
-            refuse_pending(self, "add_param_group()")
-        check_group(param_group, self, OF_ALL_GROUPS)
-        super().add_param_group(param_group)
-        first, group = self.param_groups[0], self.param_groups[-1]
-        with all_or_nothing(self.param_groups.pop):
-            check_params(group, type(self).__name__)
-            sharded.refuse(group["params"], type(self).__name__)
-        if group is first:
-            first.update(fresh_scalars(home_of(self)))
-            m, M = first["bounds"]
-            if not m <= first["nu"] <= M:
-                warn(f"nu={first['nu']} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it")
-        scalars = {name: first[name] for name in SCALARS}
-        group.update(scalars, **fresh_group(scalars) | {"skipped": first.get("skipped", 0)})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "_first_pass" not in self.__dict__:
-            self._start()
-        upgrade(self)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, with the same keys at every moment: zeros stand for what is not in memory."""
-        with filled(self):
-            return super().state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; tensors are copied, in the precision in which they were saved."""
-        saved: dict[str, Any] = {}
-
-        def take(_: Optimizer, state_dict: dict[str, Any]) -> None:
-            check_fits(self, state_dict)
-            saved.update(state_dict)
-
-        hook = self.register_load_state_dict_pre_hook(take)  # the last one, so it sees what the others made of it
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            hook.remove()
-        self._versions.clear()
-        self._noise = None
-        restore(self, saved)
-        self._has_measured = bool(self.state)
-
-
-class FirstPass(Scalable):
-    """The first half of an iteration, enough of an optimizer for ``GradScaler.step``."""
-
-    def __init__(self, optimizer: StepTunedSGD) -> None:
-        self._optimizer = weakref.ref(optimizer)
-
-    def _owner(self) -> StepTunedSGD:
-        optimizer = self._optimizer()
-        assert optimizer is not None, "the optimizer of this half is gone"
-        return optimizer
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self._owner().param_groups
-
-    def _refuse_second_unscaling(self, scaler: Any) -> None:
-        states = getattr(scaler, "_per_optimizer_states", {})
-        stage = states[id(self._owner())]["stage"] if id(self._owner()) in states else None
-        if getattr(stage, "name", "") == "UNSCALED":
-            raise RuntimeError(
-                "scaler.unscale_(opt) has unscaled the gradients, and scaler.step(opt.first_pass) would unscale them again: call "
-                "scaler.unscale_(opt.first_pass) before the first half, scaler.unscale_(opt) before the second"
-            )
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        scaling = take_scaling(self)
-        owner = self._owner()
-        take_scaling(owner)  # what an iteration left that did not come to its end
-        refuse_in_body(owner, "half_step()")
-        owner._form = "hand"
-        if closure is not None:
-            raise RuntimeError("the first half takes no closure: run the first backward, then scaler.step(opt.first_pass)")
-        first_half(owner, scaling)
-
-
-class Passes(Iterator[int]):
-    """The two passes of an iteration: a ``for`` loop over it runs its body twice. As a context manager it ends with its block."""
-
-    def __init__(self, run: Generator[int, None, None]) -> None:
-        self._run = run
-
-    def __next__(self) -> int:
-        return next(self._run)
-
-    def close(self) -> None:
-        """End the iteration, if it is not finished: nothing is measured, nothing is pending."""
-        self._run.close()
-
-    def __enter__(self) -> "Passes":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _single_pass(self, scaling: Scaling | None) -> None:
+        single_pass(self, scaling)

@@ -1,0 +1,200 @@
+"""Step tuning for any optimizer: the paper's rule along the direction in which a base optimizer moves."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from steptuned.optim import sharded
+from steptuned.optim.arguments import check
+from steptuned.optim.bucket import params_of
+from steptuned.optim.scaling import Scaling, all_or_nothing
+from steptuned.optim.state import OF_PARAMETERS, SCALARS, fresh_group, fresh_scalars, fresh_state, upgrade
+from steptuned.optim.two_passes import TwoPasses
+from steptuned.optim.wrapped import first_half, second_half, single_pass
+
+
+class StepTuned(TwoPasses):
+    r"""Any torch optimizer, with a step tuned by the curvature along its direction.
+
+    Let u be the base's update per unit of learning rate: $u = -g$ for SGD, the momentum buffer for
+    SGD with momentum, $-\hat m / (\sqrt{\hat v} + \epsilon)$ for Adam. Along u the best step is
+    $\gamma^* = -\langle g, u \rangle / \langle H u, u \rangle$, and the base is made to step
+    $\mathrm{lr}\,\gamma\,u$. H u comes from the gradients of one mini-batch at both ends of a step.
+    Every T-th mini-batch (``tune_every``) is used twice and measured; the n-th measurement, on
+    mini-batch k, is
+
+    $$\begin{align*}
+    \theta_{k+1/2} &= \theta_k + s\,u_k, \qquad \theta_{k+1} = \theta_{k+1/2} + s\,u_{k+1/2}, \qquad
+    s = \mathrm{lr}_k \gamma_k, \\
+    \Delta\theta &= \theta_{k+1/2} - \theta_k, \qquad
+    \Delta g = \nabla J_{B_k}(\theta_{k+1/2}) - \nabla J_{B_k}(\theta_k), \\
+    G_n &= \beta G_{n-1} + (1-\beta)\,\Delta g / s, \qquad \hat G_n = s\,G_n / (1 - \beta^{n+1}), \\
+    \gamma^{\mathrm{raw}} &= \begin{cases}
+    -\langle s\,\nabla J_{B_k}(\theta_k), \Delta\theta \rangle / \langle \hat G_n, \Delta\theta \rangle
+    & \text{if } \langle \hat G_n, \Delta\theta \rangle > 0 \\ \nu & \text{otherwise,} \end{cases}
+    \end{align*}$$
+
+    then divided by its running reference if ``relative``, and clipped to [m, M]. With T = 1 the
+    differences are averaged undivided, as in Algorithm 2. Groups may have learning rates of their
+    own: s is that of the parameter's group. Where u does not descend on this mini-batch but the
+    curvature is positive, the raw gamma is not positive and gamma is m; the reference stays.
+
+    **What moves the base.** On a mini-batch that is used twice the base steps in both passes, with
+    the gradient of each, so its momentum and its step count advance by two; $u_{k+1/2}$ is its
+    second update. On the others it steps once. Each time the base steps with its own learning rate,
+    and the parameters are then put at $\theta + \gamma\,(\theta' - \theta)$, where $\theta'$ is
+    where the base left them. So any base works that keeps no copy of the parameters in its state.
+
+    **Weight decay.** u contains it, coupled or decoupled. J contains $\lambda/2\,|\theta|^2$ where
+    the base adds its gradient to g: for torch's SGD, Adam, NAdam, RAdam, RMSprop, Adagrad,
+    Adadelta, Adamax and ASGD. The decoupled decay of AdamW is no gradient: J is the loss alone, and
+    $u = -\hat m / (\sqrt{\hat v} + \epsilon) - \lambda\theta$. Any other base counts as decoupled.
+
+    The three call forms are those of `steptuned.StepTunedSGD`. ``param_groups`` and ``state`` are
+    the base's, with what is added here, so schedulers made for either act on both, and
+    ``state_dict`` holds the state of both. Save and load it with this optimizer, not with the base.
+    With a GradScaler, each pass looks at whether the gradients overflowed, which waits for the
+    device, as a GradScaler does for most optimizers.
+
+    Args:
+        base: the optimizer. Its ``step`` must work without a closure.
+        tune_every: T, at least 1. Every T-th mini-batch is used twice, beginning with the first:
+            1 + 1/T back-propagations per mini-batch.
+        relative: divide the raw gamma by its running reference, as in `steptuned.StepTunedSGD`.
+            By default True, unless the base is torch's SGD without momentum: for other directions
+            the raw gamma has another natural size.
+        per_group: one gamma for each parameter group.
+        nu: gamma where the curvature is not positive.
+        beta: memory of the average G.
+        bounds: (m, M), between which gamma is kept.
+        max_grad_norm: clip the gradients that the base sees to this norm, as
+            ``torch.nn.utils.clip_grad_norm_`` does. The curvature is measured with the gradients as
+            they are, and the slope with the clipped ones, so that gamma does not undo the clipping.
+        replay_rng: the same random numbers in both passes of forms (1) and (2).
+
+    Examples:
+        >>> import torch, steptuned
+        >>> theta = torch.tensor([3.0, -2.0], requires_grad=True)
+        >>> opt = steptuned.StepTuned(torch.optim.AdamW([theta], lr=0.1), tune_every=4)
+        >>> for _ in range(100):
+        ...     for _ in opt.passes():
+        ...         opt.zero_grad()
+        ...         (theta**2).sum().backward()
+        >>> bool(theta.abs().max() < 0.1)
+        True
+    """
+
+    _way_out = "; load one of the base alone with opt.base.load_state_dict(), before it is wrapped"
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        tune_every: int = 8,
+        relative: bool | None = None,
+        per_group: bool = False,
+        nu: float = 2.0,
+        beta: float = 0.9,
+        bounds: tuple[float, float] = (0.5, 2.0),
+        max_grad_norm: float | None = None,
+        replay_rng: bool = True,
+    ) -> None:
+        own: dict[str, Any] = {
+            "tune_every": tune_every,
+            "relative": not _is_plain_sgd(base) if relative is None else relative,
+            "per_group": per_group,
+            "nu": nu,
+            "beta": beta,
+            "bounds": bounds,
+            "max_grad_norm": max_grad_norm,
+            "replay_rng": replay_rng,
+        }
+        check(**own)
+        own["bounds"] = tuple(bounds)
+        _refuse(base, own)
+        sharded.refuse_private(type(self).__name__)
+        self.base = base
+        groups, state = base.param_groups, base.state
+        self._start()
+        with all_or_nothing(lambda: base.__dict__.update(param_groups=groups, state=state)):
+            super().__init__([dict(group) for group in groups], base.defaults | own)
+        self.state = state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups, which are those of the base."""
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The state, which is in that of the base, parameter by parameter."""
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.base.state = state
+
+    def _first_half(self, scaling: Scaling | None) -> None:
+        first_half(self, scaling)
+
+    def _second_half(self, scaling: Scaling | None) -> None:
+        second_half(self, scaling)
+
+    def _single_pass(self, scaling: Scaling | None) -> None:
+        single_pass(self, scaling)
+
+    # ------------------------------------------------------------------------------------------ state
+
+    def _initialise(self) -> None:
+        self.base.step()
+        for p in params_of(self):
+            if p.requires_grad:
+                self.state[p].update(fresh_state(p, displaced=True))
+
+    def _unborn_state(self, p: Tensor) -> dict[str, Any]:
+        return {}  # a base may take a state that is not empty for one of its own
+
+    def _clear_state(self) -> None:
+        for state in self.state.values():
+            for name in OF_PARAMETERS:
+                state.pop(name, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"defaults": self.defaults, "base": self.base}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "base" in state:  # else torch is loading a state_dict: see _restore
+            super().__setstate__(state)
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        self.base.load_state_dict(saved)
+        upgrade(self)
+        super()._restore(saved)
+
+
+def _is_plain_sgd(base: Any) -> bool:
+    return type(base) is torch.optim.SGD and all(group["momentum"] == 0 for group in base.param_groups)
+
+
+def _refuse(base: Any, own: dict[str, Any]) -> None:
+    """Raise an error for what cannot be a base."""
+    name = type(base).__name__
+    if not isinstance(base, Optimizer):
+        raise TypeError(f"StepTuned tunes a torch optimizer, got {name}: make one first, such as torch.optim.AdamW(params)")
+    if isinstance(base, TwoPasses | torch.optim.LBFGS):
+        raise ValueError(f"StepTuned does not support {name}, which uses mini-batches in a way of its own")
+    if any("lr" not in group for group in base.param_groups):
+        raise ValueError(f"StepTuned does not support {name}, whose parameter groups have no lr")
+    zero = fresh_scalars(torch.device("cpu"))
+    taken = {*own, *SCALARS, *fresh_group(zero, 1)} & {name for group in base.param_groups for name in group}
+    if taken:
+        raise ValueError(
+            f"the parameter groups of {name} already have {', '.join(sorted(taken))}, which StepTuned would overwrite: "
+            "make a new base that is tuned once only"
+        )

@@ -1,0 +1,394 @@
+"""Optimizers that use a mini-batch twice: the three call forms, the state, and what there is to look at."""
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from steptuned import rule
+from steptuned.frozen import frozen_statistics
+from steptuned.optim import sharded
+from steptuned.optim.arguments import check_group, check_params, shared_options, tuned_groups, warn
+from steptuned.optim.bucket import params_of
+from steptuned.optim.notices import (
+    is_initialiser,
+    refuse_in_body,
+    refuse_pending,
+    refuse_unneeded,
+    warn_compiled,
+    warn_if_stuck,
+    warn_stale_gradients,
+)
+from steptuned.optim.scaling import ROADS, Scalable, Scaling, all_or_nothing, road, take_scaling
+from steptuned.optim.state import (
+    EMPTY,
+    SCALARS,
+    Stats,
+    check_fits,
+    clear_pending,
+    filled,
+    fresh_group,
+    fresh_scalars,
+    fresh_state,
+    home_of,
+    restore,
+    share,
+    stats_of,
+    upgrade,
+)
+from steptuned.rng import Replay, replay
+
+
+class TwoPasses(Scalable, Optimizer):
+    """What optimizers that measure curvature by a second pass over a mini-batch have in common.
+
+    A subclass says what each pass does with the gradients.
+    """
+
+    _way_out = ""  # what to do with a state_dict of another optimizer
+
+    @abstractmethod
+    def _first_half(self, scaling: Scaling | None) -> None:
+        """theta_k to theta_{k+1/2}."""
+
+    @abstractmethod
+    def _second_half(self, scaling: Scaling | None) -> None:
+        """theta_{k+1/2} to theta_{k+1}, and the next gamma."""
+
+    @abstractmethod
+    def _single_pass(self, scaling: Scaling | None) -> None:
+        """theta_k to theta_{k+1}, with the gamma there is."""
+
+    def _start(self) -> None:
+        """What is not part of the state."""
+        self._first_pass = FirstPass(self)
+        self._versions: list[tuple[Tensor, int]] = []
+        self._warned: set[str] = set()
+        self._form = "hand"  # which of the three forms the current iteration has
+        self._in_body = False  # whether the body of passes() is running
+        self._left: list[weakref.ref[Tensor]] = []  # gradients of the closure's last call
+        self._has_measured = False
+        self._noise: Replay | None = None  # random states after the first pass
+        self._noise_checks = 0
+
+    # ------------------------------------------------------------------------------------------ the three forms
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, freeze: torch.nn.Module | None = None) -> Any:
+        """One iteration with a closure. Without one, its second half.
+
+        Where `needs_second_pass` is False, ``step()`` without a closure is the whole iteration.
+
+        Args:
+            closure: zeroes the gradients, computes the loss of the mini-batch, back-propagates and returns the loss.
+                Called twice, or once where `needs_second_pass` is False. The loss returned is the one
+                of the first pass, at theta_k.
+            freeze: a model whose running statistics the second pass leaves alone; see `steptuned.frozen_statistics`.
+        """
+        scaling = take_scaling(self)
+        refuse_in_body(self, "step()")
+        if closure is None:
+            self._finish(scaling)
+            return None
+        if scaling is not None:
+            raise RuntimeError(
+                "a closure cannot be used with an enabled GradScaler: call scaler.step(opt.first_pass) after the first "
+                "backward and scaler.step(opt) after the second"
+            )
+        refuse_pending(self, "step(closure)")
+        warn_stale_gradients(self)
+        self._form = "closure"
+        noise = replay(self) if self.needs_second_pass else None
+        with torch.enable_grad():
+            loss = closure()
+        if noise is None:
+            self._single_pass(None)
+        else:
+            self._first_half(None)
+            with all_or_nothing(self.cancel):
+                noise.rewind()
+                with torch.enable_grad(), frozen_statistics(freeze):
+                    closure()
+                self._second_half(None)
+        self._left = [weakref.ref(p.grad) for p in params_of(self) if p.grad is not None]
+        return loss
+
+    def passes(self, *, freeze: torch.nn.Module | None = None) -> "Passes":
+        """Run the body of a ``for`` loop twice, on the same mini-batch, with the same random numbers: one iteration.
+
+        Where `needs_second_pass` is False it runs once.
+
+        The body zeroes the gradients, computes the loss and back-propagates. Leaving the loop early, by ``break`` or by
+        an exception, ends the iteration: what the first pass changed stays, nothing is measured, nothing is pending. If you keep
+        the iterator in a variable, use it as a context manager, or call its ``close()`` after a ``break``.
+
+        Args:
+            freeze: a model whose running statistics the second pass leaves alone; see `steptuned.frozen_statistics`.
+        """
+        if torch.compiler.is_compiling():
+            warn_compiled(self)
+        refuse_in_body(self, "passes()")
+        refuse_pending(self, "passes()")
+        return Passes(self._passes(freeze))
+
+    def _passes(self, freeze: torch.nn.Module | None) -> Generator[int, None, None]:
+        self._form = "passes"
+        noise = replay(self) if self.needs_second_pass else None
+        try:
+            self._in_body = True
+            yield 0
+            self._in_body = False
+            if noise is None:
+                self.step()
+                return
+            with torch.no_grad():
+                self._first_half(None)
+            with all_or_nothing(self.cancel):
+                noise.rewind()
+                self._in_body = True
+                with frozen_statistics(freeze):
+                    yield 1
+                self._in_body = False
+                self.step()
+        finally:
+            self._in_body = False
+
+    def half_step(self) -> None:
+        """The first half of an iteration, with the gradients of the first pass. The second half is `step`.
+
+        Refused where `needs_second_pass` is False: there `step` alone is the iteration.
+        It takes ownership of the gradients: ``p.grad`` is None afterwards, so that the second pass cannot be added to the first.
+        Do not write to a gradient that you kept a reference to before the second half.
+        """
+        self._first_pass.step()
+
+    def _finish(self, scaling: Scaling | None) -> None:
+        """``step()`` without a closure."""
+        came = self.param_groups[0]["pending"]
+        if not came:
+            if is_initialiser(self):
+                self._initialise()
+                return
+            if not self.needs_second_pass:
+                self._single_pass(scaling)
+                return
+            raise RuntimeError(
+                "step() without a pending half step: call opt.half_step() between the two backward passes, or give step() a closure"
+            )
+        if came not in (EMPTY, road(scaling)):
+            raise RuntimeError(
+                f"the first pass came {ROADS[came]} and the second {ROADS[road(scaling)]}, so one of them is scaled wrongly: "
+                "let both go the same way, after opt.cancel()"
+            )
+        self._second_half(scaling)
+
+    def _initialise(self) -> None:
+        """Create the state, for torch.distributed.checkpoint."""
+        self.state.update({p: fresh_state(p) for p in params_of(self) if p.requires_grad})
+
+    def _unborn_state(self, p: Tensor) -> dict[str, Any]:
+        """What a state_dict has for a parameter without a state."""
+        return fresh_state(p) if p.requires_grad and not is_lazy(p) else {}
+
+    def _clear_state(self) -> None:
+        self.state.clear()
+
+    @property
+    def needs_second_pass(self) -> bool:
+        """Whether this mini-batch is used twice. Always True with ``tune_every=1``.
+
+        May be read at any moment: before an iteration it tells of the coming one, and it stays the same until ``step()`` has
+        finished that iteration. It is a Python value, so reading it does not synchronise.
+        """
+        group = self.param_groups[0]
+        return not self.state or min(group["countdown"], group["tune_every"] - 1) == 0
+
+    @property
+    def first_pass(self) -> Optimizer:
+        """The first half of an iteration as an optimizer of its own, enough of one for ``scaler.step(opt.first_pass)``."""
+        return cast(Optimizer, self._first_pass)
+
+    @property
+    def half(self) -> Optimizer:
+        """The former name of `first_pass`."""
+        warn("opt.half is now called opt.first_pass", DeprecationWarning)
+        return self.first_pass
+
+    @property
+    def pending(self) -> bool:
+        """Whether the first pass of an iteration is done and its second is not."""
+        return bool(self.param_groups[0]["pending"])
+
+    def cancel(self) -> None:
+        """Drop a pending half step: parameters and gradients stay as they are, nothing is measured, k does not count it."""
+        clear_pending(self)
+        self._versions.clear()
+        self._noise = None
+
+    def reset(self) -> None:
+        """Begin the measurement anew, for instance before fine-tuning: G, gamma, k and `stats` as in a new optimizer."""
+        self.cancel()
+        self._clear_state()
+        scalars = fresh_scalars(home_of(self))
+        for group in self.param_groups:
+            group.update(scalars, **fresh_group(scalars, group["tune_every"]))
+        share(self)
+        self._has_measured = False
+        self._warned.discard("stuck")
+
+    # ------------------------------------------------------------------------------------------ to look at
+
+    @property
+    def gamma(self) -> Tensor:
+        """The current gamma, a 0-d tensor on the first parameter's device. Reading it does not synchronise.
+
+        With ``per_group=True`` this, `raw_gamma`, `reference` and `curvature` are 1-d tensors, one entry per parameter group.
+        """
+        return self._look("gamma")
+
+    def _look(self, name: str) -> Tensor:
+        values = [group[name].clone() for group in tuned_groups(self)]
+        return torch.stack(values) if self.param_groups[0]["per_group"] else values[0]
+
+    @property
+    def raw_gamma(self) -> Tensor:
+        """The gamma measured last, before clipping: 1 / curvature, or nu where that is not positive. nan before the first."""
+        return self._look("raw_gamma")
+
+    @property
+    def reference(self) -> Tensor:
+        """What the raw gamma is divided by with ``relative=True``: its running geometric mean; 1 before there is one."""
+        return rule.reference(self._look("log_mean"), self._look("positives"))
+
+    @property
+    def curvature(self) -> Tensor:
+        """The curvature of the loss along the last step, <G, dtheta> / |dtheta|^2, a 0-d tensor; nan before the first."""
+        return self._look("curvature")
+
+    def stats(self, group: int = 0) -> Stats:
+        """How often curvature was negative, a bound was hit, a measurement was ignored; and what the raw gamma was lately.
+
+        Args:
+            group: with ``per_group=True``, the index of the parameter group whose gamma this is about. Else it is the same for all.
+        """
+        warn_if_stuck(self)
+        return stats_of(self.param_groups[group])
+
+    # ------------------------------------------------------------------------------------------ state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its part of G starts at zero. Refused while a half step is pending.
+
+        With ``per_group=True`` it has a gamma of its own, which starts at 1.
+        """
+        if self.param_groups:
+            refuse_pending(self, "add_param_group()")
+        check_group(param_group, self, shared_options((self.param_groups or [self.defaults])[0]))
+        super().add_param_group(param_group)
+        first, group = self.param_groups[0], self.param_groups[-1]
+        with all_or_nothing(self.param_groups.pop):
+            check_params(group, type(self).__name__)
+            sharded.refuse(group["params"], type(self).__name__)
+        if group is first or first["per_group"]:
+            group.update(fresh_scalars(home_of(self)))
+            m, M = group["bounds"]
+            if not m <= group["nu"] <= M:
+                warn(f"nu={group['nu']} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it")
+        scalars = {name: (group if first["per_group"] else first)[name] for name in SCALARS}
+        shared = {name: first[name] for name in ("skipped", "countdown", "divided") if name in first}
+        group.update(scalars, **fresh_group(scalars, group["tune_every"]) | shared)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_first_pass" not in self.__dict__:
+            self._start()
+        upgrade(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with the same keys at every moment: zeros stand for what is not in memory."""
+        with filled(self):
+            return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; tensors are copied, in the precision in which they were saved."""
+        saved: dict[str, Any] = {}
+
+        def take(_: Optimizer, state_dict: dict[str, Any]) -> None:
+            check_fits(self, state_dict)
+            saved.update(state_dict)
+
+        hook = self.register_load_state_dict_pre_hook(take)  # the last one, so it sees what the others made of it
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        self._versions.clear()
+        self._noise = None
+        self._restore(saved)
+        self._has_measured = bool(self.state)
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Take the saved state once more, after torch has cast it."""
+        restore(self, saved)
+
+
+class FirstPass(Scalable):
+    """The first half of an iteration, enough of an optimizer for ``GradScaler.step``."""
+
+    def __init__(self, optimizer: TwoPasses) -> None:
+        self._optimizer = weakref.ref(optimizer)
+
+    def _owner(self) -> TwoPasses:
+        optimizer = self._optimizer()
+        assert optimizer is not None, "the optimizer of this half is gone"
+        return optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._owner().param_groups
+
+    def _refuse_second_unscaling(self, scaler: Any) -> None:
+        states = getattr(scaler, "_per_optimizer_states", {})
+        stage = states[id(self._owner())]["stage"] if id(self._owner()) in states else None
+        if getattr(stage, "name", "") == "UNSCALED":
+            raise RuntimeError(
+                "scaler.unscale_(opt) has unscaled the gradients, and scaler.step(opt.first_pass) would unscale them again: call "
+                "scaler.unscale_(opt.first_pass) before the first half, scaler.unscale_(opt) before the second"
+            )
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        scaling = take_scaling(self)
+        owner = self._owner()
+        take_scaling(owner)  # what an iteration left that did not come to its end
+        refuse_in_body(owner, "half_step()")
+        owner._form = "hand"
+        if closure is not None:
+            raise RuntimeError("the first half takes no closure: run the first backward, then scaler.step(opt.first_pass)")
+        refuse_unneeded(owner)
+        owner._first_half(scaling)
+
+
+class Passes(Iterator[int]):
+    """The two passes of an iteration: a ``for`` loop over it runs its body twice. As a context manager it ends with its block."""
+
+    def __init__(self, run: Generator[int, None, None]) -> None:
+        self._run = run
+
+    def __next__(self) -> int:
+        return next(self._run)
+
+    def close(self) -> None:
+        """End the iteration, if it is not finished: nothing is measured, nothing is pending."""
+        self._run.close()
+
+    def __enter__(self) -> "Passes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,244 @@
+"""The passes of StepTuned: its base moves the parameters, gamma times as far, and the curvature along that is measured."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+from steptuned import rule
+from steptuned.optim import flat, sharded
+from steptuned.optim.arguments import tuned_groups
+from steptuned.optim.bucket import is_low_precision, params_of, precision
+from steptuned.optim.halves import begin, count_single, finish, in_row, lacks_gradients, set_steps, unit_of_G, watch_noise
+from steptuned.optim.notices import refuse_pending, warn_low_precision
+from steptuned.optim.scaling import Scaling, all_or_nothing, road
+from steptuned.optim.state import EMPTY, fresh_state
+
+if TYPE_CHECKING:
+    from steptuned.optim.step_tuned import StepTuned
+
+COUPLED = {
+    getattr(torch.optim, name) for name in ("SGD", "Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "ASGD")
+}
+"""Bases whose weight decay is the gradient of lambda/2 |theta|^2, unless a group has it decoupled."""
+
+
+@dataclass(slots=True)
+class Part:
+    """Parameters of one group, device, precision and place that have a gradient: what this rank has of them."""
+
+    group: dict[str, Any]
+    place: sharded.Place | None
+    owners: list[Tensor] = field(default_factory=list)
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+
+
+@_disable_dynamo
+def first_half(opt: "StepTuned", scaling: Scaling | None) -> None:
+    """theta_k to theta_{k+1/2}; keeps g0 and the displacement."""
+    refuse_pending(opt, "half_step()")
+    begin(opt, scaling)
+    parts = _gather(opt)
+    if parts:
+        coefficient = _clip_coefficient(opt, parts, scaling)
+        set_steps(opt)
+        for group in opt.param_groups:
+            group["moved"].copy_(group["effective_lr"] * coefficient)
+        overflow = _overflow(scaling)
+        with all_or_nothing(opt.cancel):
+            if not overflow:
+                _first_move(opt, parts, scaling, coefficient)
+        for p in params_of(opt):
+            p.grad = None
+        opt.param_groups[0]["sound"].fill_(not overflow)
+    for group in opt.param_groups:
+        group["pending"] = road(scaling) if parts else EMPTY
+    watch_noise(opt)
+
+
+def _first_move(opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor) -> None:
+    g0 = [[g.clone() for g in _gradient_of_J(opt, part, scaling)] for part in parts]
+    before = [[p.clone() for p in part.params] for part in parts]
+    _move(opt, parts, before, scaling, coefficient)
+    for part, gradients, points in zip(parts, g0, before, strict=True):
+        for p, here, g, point in zip(part.owners, part.params, gradients, points, strict=True):
+            state, kind = opt.state[p], precision(p)
+            if "G" not in state:  # not before the base has its own, which it may take for granted in a state that is not empty
+                state.update(fresh_state(p, displaced=True))
+            state["G"] = state["G"].to(p.device, kind)
+            state["g0"], state["held"] = sharded.as_part_of(p, g), 1
+            state["displacement"] = sharded.as_part_of(p, here.to(kind) - point.to(kind))
+
+
+@_disable_dynamo
+def second_half(opt: "StepTuned", scaling: Scaling | None) -> None:
+    """theta_{k+1/2} to theta_{k+1}; measures the curvature and sets gamma_{k+1}."""
+    parts = _gather(opt)
+    if lacks_gradients(opt, bool(parts)):
+        return
+    coefficient = _clip_coefficient(opt, parts, scaling)
+    first = opt.param_groups[0]
+    overflow = _overflow(scaling)
+    valid = None if scaling is None else first["sound"] & (not overflow)
+    with all_or_nothing(opt.cancel):
+        if valid is None or valid:
+            sums = sharded.reduce(_measure(opt, parts, scaling), params_of(opt))
+        else:
+            sums = first["gamma"].new_full((len(tuned_groups(opt)), 2), torch.nan)
+        if not overflow:
+            _move(opt, parts, [[p.clone() for p in part.params] for part in parts], scaling, coefficient)
+    finish(opt, sums, valid)
+
+
+@_disable_dynamo
+def single_pass(opt: "StepTuned", scaling: Scaling | None) -> None:
+    """theta_k to theta_{k+1} for a mini-batch that is used once. G stays as it is."""
+    begin(opt, scaling)
+    parts = _gather(opt)
+    if parts:
+        coefficient = _clip_coefficient(opt, parts, scaling)
+        set_steps(opt)
+        if not _overflow(scaling):
+            _move(opt, parts, [[p.clone() for p in part.params] for part in parts], scaling, coefficient)
+    count_single(opt, bool(parts), scaling)
+
+
+def _gather(opt: "StepTuned") -> list[Part]:
+    parts: dict[Any, Part] = {}
+    for i, group in enumerate(opt.param_groups):
+        for p in group["params"]:
+            g = sharded.gradient(p)
+            if g is None:
+                continue
+            if g.layout is not torch.strided:
+                raise RuntimeError("StepTuned does not support sparse gradients: make the layer's gradients dense")
+            place = sharded.place(p)
+            part = parts.setdefault((i, p.device, p.dtype, place), Part(group, place))
+            part.owners.append(p)
+            part.params.append(sharded.local(p))
+            part.grads.append(sharded.local(g))
+            if is_low_precision(p):
+                warn_low_precision(opt, p.dtype)
+    return list(parts.values())
+
+
+def _overflow(scaling: Scaling | None) -> bool:
+    """Whether the base must not step. A look at the device, as every GradScaler takes it for most optimizers."""
+    return scaling is not None and bool(scaling.found_inf)
+
+
+def _gradient_of_J(opt: "StepTuned", part: Part, scaling: Scaling | None) -> list[Tensor]:
+    """The gradients unscaled, signed, with coupled weight decay. Themselves, where nothing is to do."""
+    group, kind = part.group, precision(part.params[0])
+    grads = [g.to(kind) for g in part.grads]
+    if scaling is not None and scaling.inverse is not None:
+        grads = list(torch._foreach_mul(grads, scaling.inverse.to(grads[0].device, kind)))
+    if group.get("maximize", False):
+        grads = list(torch._foreach_neg(grads))
+    if type(opt.base) in COUPLED and group["weight_decay"] and not group.get("decoupled_weight_decay", False):
+        grads = [g.add(p, alpha=group["weight_decay"]) for g, p in zip(grads, part.params, strict=True)]
+    return grads
+
+
+def _clip_coefficient(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> Tensor:
+    """What the base's gradients are multiplied by, so that their norm, weight decay not included, is at most the limit."""
+    one = torch.ones_like(opt.param_groups[0]["gamma"])
+    limit = opt.param_groups[0]["max_grad_norm"]
+    if limit is None:
+        return one
+    shares = sharded.Shares(torch.zeros_like(one))
+    for part in parts:
+        shares.add(part.place, flat.square([g.to(precision(g)) for g in part.grads]))
+    norm = sharded.reduce(shares, params_of(opt)).sqrt()
+    if scaling is not None and scaling.inverse is not None:
+        norm = norm * scaling.inverse.to(norm)
+    return (limit / (norm + 1e-6)).clamp(max=1.0)
+
+
+def _move(
+    opt: "StepTuned",
+    parts: list[Part],
+    before: list[list[Tensor]],
+    scaling: Scaling | None,
+    coefficient: Tensor,
+) -> None:
+    """theta + gamma (update of the base), where the base updates with its own learning rate."""
+    with _given(opt, parts, scaling, coefficient):
+        opt.base.step()
+    for part, points in zip(parts, before, strict=True):
+        params, kind = part.params, precision(part.params[0])
+        back = (1 - part.group["gamma"]).to(params[0].device, kind)  # of the way, towards where it was
+        if params[0].dtype != kind:
+            for p, point in zip(params, points, strict=True):
+                p.copy_(p.to(kind).lerp(point.to(kind), back))
+        elif params[0].device.type == "cpu":
+            torch._foreach_lerp_(params, points, back.item())
+        else:
+            torch._foreach_lerp_(params, points, [back] * len(params))
+
+
+@contextmanager
+def _given(opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor) -> Iterator[None]:
+    """Within this block the parameters have the gradients that the base is to see: unscaled and clipped."""
+    inverse = None if scaling is None else scaling.inverse
+    if inverse is None and opt.param_groups[0]["max_grad_norm"] is None:
+        yield
+        return
+    kept = [[p.grad for p in part.owners] for part in parts]
+    for part in parts:
+        factor = (coefficient if inverse is None else coefficient * inverse.to(coefficient)).to(part.grads[0])
+        for p, g in zip(part.owners, torch._foreach_mul(part.grads, factor), strict=True):
+            p.grad = sharded.as_part_of(p, g)
+    try:
+        yield
+    finally:
+        for part, grads in zip(parts, kept, strict=True):
+            for p, grad in zip(part.owners, grads, strict=True):
+                p.grad = grad
+
+
+def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sharded.Shares:
+    """G with this iteration's differences, and each group's share of <G, dtheta> and -s <g0, dtheta>."""
+    shares = sharded.Shares(opt.param_groups[0]["gamma"].new_zeros(len(tuned_groups(opt)), 2))
+    measured: set[int] = set()
+    for part in parts:
+        grads = _gradient_of_J(opt, part, scaling)
+        pairs = [(opt.state[p], g) for p, g in zip(part.owners, grads, strict=True) if opt.state.get(p, {}).get("held")]
+        if pairs:
+            states = [state for state, _ in pairs]
+            shares.add(part.place, in_row(opt, part.group, _average(part.group, states, [g for _, g in pairs])))
+            measured.update(map(id, states))
+    for group in opt.param_groups:
+        for p in group["params"]:
+            state = opt.state.get(p)
+            if state and "G" in state and id(state) not in measured:
+                flat.fade(sharded.local(state["G"]), group["beta"], None)
+                if state["held"]:
+                    shares.add(sharded.place(p), in_row(opt, group, _sums(group, [state], None)))
+    return shares
+
+
+def _average(group: dict[str, Any], states: list[dict[str, Any]], g1: list[Tensor]) -> Tensor:
+    """G = beta G + (1 - beta) dg, and the sums. A difference that is not finite counts as zero, and its sum is nan."""
+    G, g0 = ([sharded.local(state[name]) for state in states] for name in ("G", "g0"))
+    dg = torch._foreach_sub(g1, g0)
+    if group["divided"]:
+        torch._foreach_mul_(dg, rule.reciprocal(group["effective_lr"]).to(dg[0]))
+    finite = torch.isfinite(flat.square(dg))
+    torch._foreach_lerp_(G, [torch.where(finite, d, 0.0) for d in dg], 1 - group["beta"])
+    return _sums(group, states, finite)
+
+
+def _sums(group: dict[str, Any], states: list[dict[str, Any]], finite: Tensor | None) -> Tensor:
+    G, g0, dtheta = ([sharded.local(state[name]) for state in states] for name in ("G", "g0", "displacement"))
+    along = flat.inner(G, dtheta)
+    if finite is not None:
+        along = torch.where(finite, along, torch.nan)
+    device = along.device
+    slope = -group["moved"].to(device) * flat.inner(g0, dtheta)
+    return torch.stack((along, slope)) * unit_of_G(group, group["effective_lr"].to(device))

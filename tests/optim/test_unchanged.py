@@ -1,0 +1,39 @@
+"""With the variants off, the optimizer gives the bits that it gave before there were any."""
+
+import pytest
+import torch
+
+from steptuned import StepTunedSGD
+
+# Recorded at commit 3d88d19, before tune_every, relative and per_group: both parameters, gamma and
+# the curvature after 40 iterations. Tensors of one element: no sum whose order a machine chooses.
+PINNED = {
+    "defaults": ["0x1.27659dc95464fp+0", "-0x1.14f3e56d6721fp-1", "0x1.0000000000000p+1", "-0x1.4e2d1b8ea4f7cp+0"],
+    "wide bounds": ["0x1.424b98e5c2018p+0", "-0x1.586a965c296b0p-1", "0x1.c016b7685f72ap+1", "0x1.24837413e2332p-2"],
+    "decay": ["0x1.17c367b489f71p+0", "-0x1.095525d5320c3p-1", "0x1.0000000000000p+1", "-0x1.435e29911bb7cp+0"],
+    "clipped": ["0x1.31394e7857244p+0", "-0x1.30628edaeb4d0p-1", "0x1.0000000000000p+1", "-0x1.c1731237371cap-1"],
+}
+OPTIONS = {
+    "defaults": {"lr": 0.05},
+    "wide bounds": {"lr": 0.02, "bounds": (0.05, 20.0), "nu": 5.0, "beta": 0.5},
+    "decay": {"lr": 0.05, "bounds": (0.05, 20.0), "decay_every": 4, "delta": 0.01},
+    "clipped": {"lr": 0.05, "bounds": (0.05, 20.0), "max_grad_norm": 0.7, "weight_decay": 0.01},
+}
+
+
+def run(**options):
+    a, b = (torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (1.25, -0.75))
+    groups = [{"params": [a]}, {"params": [b], "lr": options["lr"] / 2}]
+    opt = StepTunedSGD(groups, **options)
+    for k in range(40):
+        shift = (k % 5 - 2) / 8
+        for _ in opt.passes():
+            x, y = a.detach() - shift, b.detach() + shift
+            a.grad = x * x * x - x + 0.5 * y
+            b.grad = 3 * y * y * y + 0.5 * x
+    return [value.item().hex() for value in (a, b, opt.gamma, opt.curvature)]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_bits_are_those_of_before_the_variants(name):
+    assert run(**OPTIONS[name]) == PINNED[name]
