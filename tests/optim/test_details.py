@@ -28,6 +28,8 @@ from test_amp import backward, data, make_scaler, scaled_iteration, setup, value
 from test_safety import quadratic
 from test_twins import close, follow, twin_options
 
+pytestmark = pytest.mark.usefixtures("path")
+
 
 def test_layouts_that_change_between_the_passes(monkeypatch):
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from steptuned.optim import flat, sharded
+from steptuned.optim.kernel import Kernel, RawGradient, kernel_for
 from steptuned.optim.notices import warn_low_precision
 from steptuned.optim.scaling import Scaling
 from steptuned.optim.sharded import Place, local
@@ -21,6 +22,9 @@ FULL = 1 << 24
 """Lists of tensors are worked on about so many elements at a time, which bounds the memory for what is in between."""
 
 
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
 @dataclass(slots=True)
 class Bucket:
     """Parameters of one group, device, precision and place, their gradients and, where they have one, their states.
@@ -30,6 +34,7 @@ class Bucket:
 
     group: dict[str, Any]
     in_chunks: bool
+    kernel: Kernel | None = None
     place: Place | None = None
     owners: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
@@ -54,11 +59,18 @@ class Bucket:
         return parts
 
     def _empty(self) -> "Bucket":
-        return Bucket(self.group, self.in_chunks, self.place)
+        return Bucket(self.group, self.in_chunks, self.kernel, self.place)
 
     def held(self, name: str) -> list[Tensor]:
         """G, g0 or the displacement, what this rank has of them."""
+        if name == "g0":
+            return [g0_of(state, p) for state, p in zip(self.states, self.params, strict=True)]
         return [local(state[name]) for state in self.states]
+
+    @property
+    def sign(self) -> float:
+        """Of the gradient in that of J."""
+        return -1.0 if self.group["maximize"] else 1.0
 
     @property
     def device(self) -> torch.device:
@@ -91,7 +103,7 @@ def gather(opt: "StepTunedSGD", scaling: Scaling | None) -> list[Bucket]:
     full: list[Bucket] = []
     filling: dict[Any, Bucket] = {}
     for i, group in enumerate(opt.param_groups):
-        plain = scaling is None and not group["maximize"] and group["foreach"] is not True
+        any_way = scaling is None and group["foreach"] is not True
         for p in group["params"]:
             g = sharded.gradient(p)
             if g is None:
@@ -99,16 +111,22 @@ def gather(opt: "StepTunedSGD", scaling: Scaling | None) -> list[Bucket]:
             if g.layout is not torch.strided:
                 raise RuntimeError("StepTunedSGD does not support sparse gradients: make the layer's gradients dense")
             state = opt.state.get(p, {})
-            if state:
-                keep_up(state, p)
-            in_chunks = plain and fits_chunks(p, g, state)
-            place = sharded.place(p)
-            key = (i, p.device, p.dtype, in_chunks, place)
-            if key not in filling:
-                filling[key] = Bucket(group, in_chunks, place)
-            bucket = filling[key]
+            kernel = kernel_for(p.dtype) if any_way and fits_kernel(p, g, state) else None
+            key: Any
+            if kernel is not None:
+                in_chunks, place = False, sharded.place(p)
+                key = (i, p.dtype, place, state["held"] if state else 0)
+            else:
+                if state:
+                    keep_up(state, p)
+                in_chunks = any_way and not group["maximize"] and fits_chunks(p, g, state)
+                place = sharded.place(p)
+                key = (i, p.device, p.dtype, in_chunks, place)
+            bucket = filling.get(key)
+            if bucket is None:
+                bucket = filling[key] = Bucket(group, in_chunks, kernel, place)
             bucket.add(p, g, state)
-            if group["foreach"] is False or bucket.size >= FULL:
+            if kernel is None and (group["foreach"] is False or bucket.size >= FULL):
                 full.append(filling.pop(key))
     buckets = [*full, *filling.values()]
     for bucket in buckets:
@@ -125,6 +143,30 @@ def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
     if type(parts[0]) not in (Tensor, torch.nn.Parameter):
         return False
     return parts[0].numel() >= LARGE and flat.same_layout(*parts)
+
+
+def fits_kernel(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
+    """Whether this parameter, or this rank's part of it, and all that goes with it can be worked on by the kernel."""
+    dtype = p.dtype
+    if kernel_for(dtype) is None or "displacement" in state:
+        return False
+    tensors: tuple[Tensor, ...] = (p, g)
+    if state:
+        tensors = (p, g, state["G"], state["g0"]) if state["held"] else (p, g, state["G"])
+    if type(p) not in PLAIN:
+        tensors = tuple(map(local, tensors))
+    contiguous = True
+    for t in tensors:
+        if not (t.is_cpu and t.dtype is dtype and type(t) in PLAIN and t.layout is torch.strided) or t.is_neg():
+            return False
+        contiguous = contiguous and t.is_contiguous()
+    return contiguous or flat.same_layout(*tensors)
+
+
+def g0_of(state: dict[str, Any], p: Tensor) -> Tensor:
+    """What this rank has of g0, with the weight decay and the sign that a gradient held as it is lacks."""
+    g0, held = local(state["g0"]), state["held"]
+    return held.g0(g0, local(p)) if isinstance(held, RawGradient) else g0
 
 
 def keep_up(state: dict[str, Any], p: Tensor) -> None:

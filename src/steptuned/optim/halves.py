@@ -9,7 +9,8 @@ from torch._compile import _disable_dynamo
 from steptuned import rule
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import scalar
-from steptuned.optim.bucket import Bucket, gather, is_low_precision, owns_memory, params_of, precision
+from steptuned.optim.bucket import Bucket, g0_of, gather, is_low_precision, owns_memory, params_of, precision
+from steptuned.optim.kernel import COMPLETE, Kernel, RawGradient
 from steptuned.optim.notices import (
     NOISE_CHECKS,
     ONE_PASS_ONLY,
@@ -71,7 +72,10 @@ def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
     params = bucket.params
     moved, weight_decay = bucket.group["moved"].to(bucket.device), bucket.group["weight_decay"]
     displacement: list[Tensor] = []
-    if bucket.in_chunks:
+    raw: RawGradient | int = 1
+    if bucket.kernel is not None:
+        g0, raw = _move_by_kernel(bucket, bucket.kernel)
+    elif bucket.in_chunks:
         g0 = [g if not weight_decay and owns_memory(g) else torch.empty_like(p) for p, g in zip(params, bucket.grads, strict=True)]
         flat.first_pass_in_chunks(params, bucket.grads, g0, moved, weight_decay)
     else:
@@ -83,13 +87,31 @@ def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
     for i, (p, g, held, state) in enumerate(zip(bucket.owners, bucket.grads, g0, bucket.states, strict=True)):
         if not state:
             state = opt.state[p] = fresh_state(p)
-        if held is g:
-            held = held.detach()  # without the graph that create_graph=True leaves on it
+        as_it_is = held is g
+        if as_it_is:
+            if held.requires_grad:
+                held = held.detach()  # without the graph that create_graph=True leaves on it
             opt._versions.append((held, held._version))
-        state["g0"], state["held"] = sharded.as_part_of(p, held), 1
+        state["g0"], state["held"] = sharded.as_part_of(p, held), raw if as_it_is else 1
         if displacement:
             state["displacement"] = sharded.as_part_of(p, displacement[i])
         p.grad = None
+
+
+def _move_by_kernel(bucket: Bucket, kernel: Kernel) -> tuple[list[Tensor], RawGradient | int]:
+    """The kernel's part of `_move`. g0, and what turns it into one where it is the gradient itself."""
+    sign, decay = bucket.sign, bucket.group["weight_decay"]
+    step = bucket.group["moved"].item()
+    may_hold = step * decay <= 0.5  # else too much of theta_{k+1/2} would be lost to rounding
+    copies = [
+        None if may_hold and owns_memory(g) else torch.empty_like(p)
+        for p, g in zip(bucket.params, bucket.grads, strict=True)
+    ]
+    kernel.first_pass(bucket.params, bucket.grads, copies, step, sign=sign, decay=decay)
+    g0 = [g if new is None else new for g, new in zip(bucket.grads, copies, strict=True)]
+    if sign == 1 and not decay:
+        return g0, 1
+    return g0, RawGradient(sign, decay, 1 / (1 - step * decay) if may_hold else 1.0)
 
 
 @_disable_dynamo
@@ -137,6 +159,8 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
 def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
     """The second half step of a bucket's parameters, which have g0, and their share of <G, dtheta> and |dtheta|^2."""
     group, params = bucket.group, bucket.params
+    if bucket.kernel is not None:
+        return _measure_by_kernel(bucket, bucket.kernel, step.item())
     g0, G = bucket.held("g0"), bucket.held("G")
     moved = group["moved"].to(bucket.device)
     along_g0 = torch.stack((-moved, moved**2))
@@ -147,6 +171,24 @@ def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling
     if bucket.is_low_precision:
         return flat.second_pass(params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid)
     return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid)
+
+
+def _measure_by_kernel(bucket: Bucket, kernel: Kernel, step: float) -> Tensor:
+    """The kernel's part of `_measure`."""
+    group, held = bucket.group, bucket.states[0]["held"]
+    along, square = kernel.second_pass(
+        bucket.params,
+        bucket.grads,
+        [sharded.local(state["g0"]) for state in bucket.states],
+        bucket.held("G"),
+        step,
+        sign=bucket.sign,
+        decay=group["weight_decay"],
+        raw=held if isinstance(held, RawGradient) else COMPLETE,
+        beta=group["beta"],
+    )
+    moved = group["moved"].item()
+    return torch.tensor((-moved * along, moved * moved * square), dtype=torch.float64)
 
 
 def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | None, shares: sharded.Shares) -> None:
@@ -164,7 +206,7 @@ def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | N
                 displacement = (
                     sharded.local(state["displacement"])
                     if is_low_precision(p)
-                    else sharded.local(state["g0"]) * -group["moved"].to(p.device)
+                    else g0_of(state, p) * -group["moved"].to(p.device)
                 )
                 share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
                 shares.add(sharded.place(p), share)
@@ -197,6 +239,12 @@ def _clip_coefficient(opt: "StepTunedSGD", buckets: list[Bucket], scaling: Scali
         return 1.0
     shares = sharded.Shares(opt.param_groups[0]["gamma"].new_zeros(()))
     for bucket in buckets:
-        shares.add(bucket.place, flat.square(bucket.gradient_of_J(scaling)))
+        if bucket.kernel is None:
+            share = flat.square(bucket.gradient_of_J(scaling))
+        else:
+            decay = bucket.group["weight_decay"]
+            square = bucket.kernel.square(bucket.params, bucket.grads, sign=bucket.sign, decay=decay)
+            share = torch.tensor(square, dtype=torch.float64)
+        shares.add(bucket.place, share)
     norm = sharded.reduce(shares, params_of(opt)).sqrt()
     return (limit / (norm + 1e-6)).clamp(max=1.0)

@@ -11,7 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import VALID
-from steptuned.optim.bucket import is_low_precision, precision
+from steptuned.optim.bucket import g0_of, is_low_precision, precision
+from steptuned.optim.kernel import RawGradient
 
 if TYPE_CHECKING:
     from steptuned.optim.step_tuned_sgd import StepTunedSGD
@@ -128,6 +129,8 @@ def filled(opt: "StepTunedSGD") -> Iterator[None]:
                     name: torch.zeros_like(p, dtype=precision(p), requires_grad=False) if value is None else value
                     for name, value in (lean.get(p) or fresh_state(p)).items()
                 }
+                if isinstance(opt.state[p]["held"], RawGradient):
+                    opt.state[p].update(g0=sharded.as_part_of(p, g0_of(opt.state[p], p)), held=1)
     try:
         yield
     finally:
