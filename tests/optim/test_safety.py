@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from compare import same
 from steptuned import StepTunedSGD
 from steptuned.optim import flat
-from steptuned.optim.kernel import Kernel
+from steptuned.optim.kernel import Workspace
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -291,7 +291,7 @@ def test_an_error_in_the_middle_of_a_pass_leaves_nothing_pending_and_pairs_nothi
         opt.half_step()
     a.grad, b.grad = torch.ones(2), torch.ones(2)
     name = "first_pass" if half else "second_pass"
-    owner = Kernel if path == "kernel" else flat
+    owner = Workspace if path == "kernel" else flat
     original, calls = getattr(owner, name), []
 
     def failing(*args, **options):

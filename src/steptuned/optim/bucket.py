@@ -1,13 +1,16 @@
 """Parameters that are worked on together, and what of their gradients enters the arithmetic."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from steptuned.optim import flat, sharded
-from steptuned.optim.kernel import Kernel, RawGradient, kernel_for
+from steptuned.optim.kernel import RawGradient, Workspace, kernel_for
 from steptuned.optim.notices import warn_low_precision
 from steptuned.optim.scaling import Scaling
 from steptuned.optim.sharded import Place, local
@@ -22,7 +25,7 @@ FULL = 1 << 24
 """Lists of tensors are worked on about so many elements at a time, which bounds the memory for what is in between."""
 
 
-PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 @dataclass(slots=True)
@@ -34,13 +37,14 @@ class Bucket:
 
     group: dict[str, Any]
     in_chunks: bool
-    kernel: Kernel | None = None
+    by_kernel: bool = False
     place: Place | None = None
     owners: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
+    workspace: Workspace | None = None
 
     def add(self, p: Tensor, g: Tensor, state: dict[str, Any]) -> None:
         self.owners.append(p)
@@ -59,11 +63,11 @@ class Bucket:
         return parts
 
     def _empty(self) -> "Bucket":
-        return Bucket(self.group, self.in_chunks, self.kernel, self.place)
+        return Bucket(self.group, self.in_chunks, self.by_kernel, self.place)
 
     def held(self, name: str) -> list[Tensor]:
         """G, g0 or the displacement, what this rank has of them."""
-        if name == "g0":
+        if name == "g0" and not self.by_kernel:
             return [g0_of(state, p) for state, p in zip(self.states, self.params, strict=True)]
         return [local(state[name]) for state in self.states]
 
@@ -100,6 +104,10 @@ class Bucket:
 
 def gather(opt: "StepTunedSGD", scaling: Scaling | None) -> list[Bucket]:
     """The parameters that have a gradient, in lists of one group, device, precision and way to work."""
+    if scaling is None:
+        known = _gather_again(opt)
+        if known:
+            return known
     full: list[Bucket] = []
     filling: dict[Any, Bucket] = {}
     for i, group in enumerate(opt.param_groups):
@@ -111,28 +119,96 @@ def gather(opt: "StepTunedSGD", scaling: Scaling | None) -> list[Bucket]:
             if g.layout is not torch.strided:
                 raise RuntimeError("StepTunedSGD does not support sparse gradients: make the layer's gradients dense")
             state = opt.state.get(p, {})
-            kernel = kernel_for(p.dtype) if any_way and fits_kernel(p, g, state) else None
-            key: Any
-            if kernel is not None:
-                in_chunks, place = False, sharded.place(p)
-                key = (i, p.dtype, place, state["held"] if state else 0)
-            else:
-                if state:
-                    keep_up(state, p)
-                in_chunks = any_way and not group["maximize"] and fits_chunks(p, g, state)
-                place = sharded.place(p)
-                key = (i, p.device, p.dtype, in_chunks, place)
-            bucket = filling.get(key)
-            if bucket is None:
-                bucket = filling[key] = Bucket(group, in_chunks, kernel, place)
+            if state:
+                keep_up(state, p)
+            by_kernel = any_way and fits_kernel(p, g, state)
+            in_chunks = any_way and not by_kernel and not group["maximize"] and fits_chunks(p, g, state)
+            place = sharded.place(p)
+            held = state["held"] if state and by_kernel else 0
+            key = (i, p.device, p.dtype, by_kernel, in_chunks, place, held)
+            if key not in filling:
+                filling[key] = Bucket(group, in_chunks, by_kernel, place)
+            bucket = filling[key]
             bucket.add(p, g, state)
-            if kernel is None and (group["foreach"] is False or bucket.size >= FULL):
+            if not by_kernel and (group["foreach"] is False or bucket.size >= FULL):
                 full.append(filling.pop(key))
     buckets = [*full, *filling.values()]
     for bucket in buckets:
         if bucket.is_low_precision:
             warn_low_precision(opt, bucket.params[0].dtype)
+        if bucket.by_kernel:
+            kernel = kernel_for(bucket.params[0].dtype)
+            assert kernel is not None
+            bucket.workspace = Workspace(kernel, bucket.params)
+    _remember(opt, buckets)
     return buckets
+
+
+# ------------------------------------------------------------------------------------------ the same parameters as before
+
+
+class Known(NamedTuple):
+    """Buckets for the kernel as they were gathered last, without what every pass brings anew."""
+
+    ids: list[int]
+    """Of all parameters, in order."""
+    buckets: list[Bucket]
+    G: list[list[Tensor]]
+
+
+_known: WeakKeyDictionary[torch.optim.Optimizer, Known] = WeakKeyDictionary()
+
+GRAD, IS_CPU, DTYPE = Tensor.grad.__get__, Tensor.is_cpu.__get__, Tensor.dtype.__get__  # type: ignore[attr-defined]
+
+
+def _remember(opt: "StepTunedSGD", buckets: list[Bucket]) -> None:
+    """Keep the buckets, if they hold all parameters in order, and these are plain tensors that have their state."""
+    ids = [id(p) for p in params_of(opt)]
+    if (
+        ids == [id(p) for b in buckets for p in b.owners] == [*map(id, opt.state)]
+        and all(b.by_kernel and all(b.states) and PLAIN.issuperset(map(type, b.owners)) for b in buckets)
+        and all(p.is_contiguous() for b in buckets for p in b.owners)
+    ):
+        _known[opt] = Known(ids, [replace(b, grads=[], states=[]) for b in buckets], [b.held("G") for b in buckets])
+    else:
+        _known.pop(opt, None)
+
+
+def _gather_again(opt: "StepTunedSGD") -> list[Bucket]:
+    """The same parameters as in the last pass with their new gradients; nothing, if anything else has changed.
+
+    With many small tensors, gathering costs more than the arithmetic: here each tensor is asked as little as possible.
+    """
+    known = _known.get(opt)
+    if known is None or [*map(id, params_of(opt))] != known.ids or [*map(id, opt.state)] != known.ids:
+        return []
+    states = iter(opt.state.values())
+    buckets = []
+    for before, G in zip(known.buckets, known.G, strict=True):
+        bucket = replace(before, grads=[*map(GRAD, before.params)], states=[*islice(states, len(G))])
+        if bucket.group["foreach"] is True or not _is_as_before(bucket, G):
+            return []
+        buckets.append(bucket)
+    return buckets
+
+
+def _is_as_before(bucket: Bucket, G: list[Tensor]) -> bool:
+    """Whether new gradients are fit for the kernel, and parameters and states are what they were."""
+    params, grads, states = bucket.params, bucket.grads, bucket.states
+    assert bucket.workspace is not None
+    held = {state.get("held") for state in states}
+    return (
+        PLAIN.issuperset(map(type, grads))
+        and all(map(IS_CPU, grads))
+        and {*map(DTYPE, grads)} == {params[0].dtype}
+        and all(map(Tensor.is_contiguous, grads))  # a sparse one is not
+        and not any(map(Tensor.is_neg, grads))
+        and all(map(Tensor.is_contiguous, params))
+        and bucket.workspace.is_current()
+        and all(map(is_, G, [state.get("G") for state in states]))
+        and len(held) == 1
+        and held.isdisjoint({1})  # a g0 that the kernel did not leave there
+    )
 
 
 def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:

@@ -1,16 +1,19 @@
 """The two halves of an iteration: what is done with the gradients of each pass."""
 
-from typing import TYPE_CHECKING
+import functools
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.nn import Parameter
 
 from steptuned import rule
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import scalar
 from steptuned.optim.bucket import Bucket, g0_of, gather, is_low_precision, owns_memory, params_of, precision
-from steptuned.optim.kernel import COMPLETE, Kernel, RawGradient
+from steptuned.optim.kernel import COMPLETE, RawGradient, Workspace
 from steptuned.optim.notices import (
     NOISE_CHECKS,
     ONE_PASS_ONLY,
@@ -69,13 +72,13 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
 
 def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
     """The first half step of a bucket's parameters. Takes their gradients over."""
+    if bucket.workspace is not None:
+        _move_by_kernel(opt, bucket, bucket.workspace)
+        return
     params = bucket.params
     moved, weight_decay = bucket.group["moved"].to(bucket.device), bucket.group["weight_decay"]
     displacement: list[Tensor] = []
-    raw: RawGradient | int = 1
-    if bucket.kernel is not None:
-        g0, raw = _move_by_kernel(bucket, bucket.kernel)
-    elif bucket.in_chunks:
+    if bucket.in_chunks:
         g0 = [g if not weight_decay and owns_memory(g) else torch.empty_like(p) for p, g in zip(params, bucket.grads, strict=True)]
         flat.first_pass_in_chunks(params, bucket.grads, g0, moved, weight_decay)
     else:
@@ -84,34 +87,38 @@ def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
         before = [p.clone() for p in params] if bucket.is_low_precision else []
         flat.first_pass(params, g0, moved)
         displacement = [p.to(precision(p)) - b for p, b in zip(params, before, strict=bool(before))]
-    for i, (p, g, held, state) in enumerate(zip(bucket.owners, bucket.grads, g0, bucket.states, strict=True)):
-        if not state:
-            state = opt.state[p] = fresh_state(p)
-        as_it_is = held is g
-        if as_it_is:
-            if held.requires_grad:
-                held = held.detach()  # without the graph that create_graph=True leaves on it
-            opt._versions.append((held, held._version))
-        state["g0"], state["held"] = sharded.as_part_of(p, held), raw if as_it_is else 1
-        if displacement:
-            state["displacement"] = sharded.as_part_of(p, displacement[i])
-        p.grad = None
+    _hold(opt, bucket, g0, 1)
+    for state, p, moved_by in zip(bucket.states, bucket.owners, displacement, strict=bool(displacement)):
+        state["displacement"] = sharded.as_part_of(p, moved_by)
 
 
-def _move_by_kernel(bucket: Bucket, kernel: Kernel) -> tuple[list[Tensor], RawGradient | int]:
-    """The kernel's part of `_move`. g0, and what turns it into one where it is the gradient itself."""
+def _move_by_kernel(opt: "StepTunedSGD", bucket: Bucket, workspace: Workspace) -> None:
+    """`_move` where the kernel does the arithmetic: it needs no copy of a gradient that is the optimizer's alone."""
     sign, decay = bucket.sign, bucket.group["weight_decay"]
     step = bucket.group["moved"].item()
     may_hold = step * decay <= 0.5  # else too much of theta_{k+1/2} would be lost to rounding
-    copies = [
-        None if may_hold and owns_memory(g) else torch.empty_like(p)
-        for p, g in zip(bucket.params, bucket.grads, strict=True)
-    ]
-    kernel.first_pass(bucket.params, bucket.grads, copies, step, sign=sign, decay=decay)
-    g0 = [g if new is None else new for g, new in zip(bucket.grads, copies, strict=True)]
-    if sign == 1 and not decay:
-        return g0, 1
-    return g0, RawGradient(sign, decay, 1 / (1 - step * decay) if may_hold else 1.0)
+    owned = [may_hold and owns_memory(g) for g in bucket.grads]
+    if all(owned):
+        workspace.first_pass(bucket.grads, None, step, sign=sign, decay=decay)
+        _hold(opt, bucket, bucket.grads, RawGradient(sign, decay, 1 / (1 - step * decay)))
+        return
+    copies = [torch.empty_like(p) for p in bucket.params]
+    workspace.first_pass(bucket.grads, copies, step, sign=sign, decay=decay)
+    _hold(opt, bucket, copies, 1)
+
+
+def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradient | int) -> None:
+    """Keep g0 until the second pass. Where it is the gradient itself, notice if someone writes to it."""
+    if not all(bucket.states):
+        bucket.states = [state or fresh_state(p) for state, p in zip(bucket.states, bucket.owners, strict=True)]
+        opt.state.update(zip(bucket.owners, bucket.states, strict=True))
+    for p, g, new, state in zip(bucket.owners, bucket.grads, g0, bucket.states, strict=True):
+        if new is g:
+            if g.requires_grad:
+                new = g.detach()  # without the graph that create_graph=True leaves on it
+            opt._versions.append((new, new._version))
+        state["g0"], state["held"] = new if type(p) is Parameter else sharded.as_part_of(p, new), held
+        p.grad = None
 
 
 @_disable_dynamo
@@ -159,8 +166,8 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
 def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
     """The second half step of a bucket's parameters, which have g0, and their share of <G, dtheta> and |dtheta|^2."""
     group, params = bucket.group, bucket.params
-    if bucket.kernel is not None:
-        return _measure_by_kernel(bucket, bucket.kernel, step.item())
+    if bucket.workspace is not None:
+        return _measure_by_kernel(bucket, bucket.workspace, step.item())
     g0, G = bucket.held("g0"), bucket.held("G")
     moved = group["moved"].to(bucket.device)
     along_g0 = torch.stack((-moved, moved**2))
@@ -173,13 +180,12 @@ def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling
     return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid)
 
 
-def _measure_by_kernel(bucket: Bucket, kernel: Kernel, step: float) -> Tensor:
+def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> Tensor:
     """The kernel's part of `_measure`."""
     group, held = bucket.group, bucket.states[0]["held"]
-    along, square = kernel.second_pass(
-        bucket.params,
+    along, square = workspace.second_pass(
         bucket.grads,
-        [sharded.local(state["g0"]) for state in bucket.states],
+        bucket.held("g0"),
         bucket.held("G"),
         step,
         sign=bucket.sign,
@@ -215,6 +221,9 @@ def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | N
 def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
     """gamma_{k+1}, unless the measurement is not finite or the iteration not valid; and the counts."""
     group = opt.param_groups[0]
+    if curvature.device.type == "cpu" and valid is None:
+        _tune_on_host(group, curvature.item(), square.item())
+        return
     m, M = group["bounds"]
     k, streak = group["k"], group["streak"]
     curvature = curvature * rule.debias(group["beta"], k.to(curvature.dtype))
@@ -233,17 +242,44 @@ def _tune(opt: "StepTunedSGD", curvature: Tensor, square: Tensor, valid: Tensor 
     k.add_(1 if valid is None else valid)
 
 
+def _tune_on_host(group: dict[str, Any], curvature: float, square: float) -> None:
+    """`_tune` in Python's floats, to the same bits: forty operations on 0-d tensors take longer than a small model's step."""
+    (m, M), nu = group["bounds"], group["nu"]
+    k, streak = group["k"].item(), group["streak"].item()
+    curvature *= 1 / (1 - group["beta"] ** (k + 1.0))
+    fine = math.isfinite(curvature) and math.isfinite(square)
+    if fine:
+        measured = square / curvature if curvature > 0 else nu
+        lower, upper = measured <= m, measured >= M
+        group["gamma"].fill_(min(max(measured, m), M))
+        group["raw_gamma"].fill_(measured)
+        group["curvature"].fill_(curvature / square if square > 0 else curvature)
+        group["streak"].fill_(min(streak, 0) - 1 if lower else max(streak, 0) + 1 if upper else 0)
+        happened = (not curvature > 0, lower, upper, False)
+    else:
+        measured, happened = math.nan, (False, False, False, True)
+    group["recent"][k % RECENT] = measured
+    if any(happened):
+        group["tally"].add_(_as_tensor(happened))
+    group["k"].add_(1)
+
+
+@functools.cache
+def _as_tensor(happened: tuple[bool, ...]) -> Tensor:
+    return torch.tensor(happened, dtype=torch.int64)
+
+
 def _clip_coefficient(opt: "StepTunedSGD", buckets: list[Bucket], scaling: Scaling | None) -> Tensor | float:
     limit = opt.param_groups[0]["max_grad_norm"]
     if limit is None or not buckets:
         return 1.0
     shares = sharded.Shares(opt.param_groups[0]["gamma"].new_zeros(()))
     for bucket in buckets:
-        if bucket.kernel is None:
+        if bucket.workspace is None:
             share = flat.square(bucket.gradient_of_J(scaling))
         else:
             decay = bucket.group["weight_decay"]
-            square = bucket.kernel.square(bucket.params, bucket.grads, sign=bucket.sign, decay=decay)
+            square = bucket.workspace.square(bucket.grads, sign=bucket.sign, decay=decay)
             share = torch.tensor(square, dtype=torch.float64)
         shares.add(bucket.place, share)
     norm = sharded.reduce(shares, params_of(opt)).sqrt()

@@ -16,7 +16,7 @@ import stat
 import subprocess
 import tempfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from itertools import accumulate
@@ -89,9 +89,9 @@ class RawGradient(NamedTuple):
     ratio: float
 
     def g0(self, gradient: Tensor, half: Tensor) -> Tensor:
-        """g0 as a tensor of its own, rounded as the kernel rounds it. ``half`` is theta_{k+1/2}."""
+        """g0, rounded as the kernel rounds it. ``half`` is theta_{k+1/2}."""
         if not self.decay:
-            return gradient * self.sign
+            return gradient if self.sign == 1 else -gradient
         return half.mul(self.decay).add_(gradient, alpha=self.sign).mul_(self.ratio)
 
 
@@ -103,32 +103,43 @@ class Kernel:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self._first_pass, self._second_pass, self._square = (
+        self.first_pass, self.second_pass, self.square = (
             getattr(library, name) for name in ("first_pass", "second_pass", "square")
         )
-        for function in (self._first_pass, self._second_pass, self._square):
+        for function in (self.first_pass, self.second_pass, self.square):
             function.argtypes, function.restype = [ctypes.POINTER(_Call)], None
+
+
+class Workspace:
+    """Parameters in the order in which the kernel works on them, and where they lie in memory."""
+
+    def __init__(self, kernel: Kernel, params: Sequence[Tensor]) -> None:
+        self._kernel = kernel
+        self._params = params
+        self._addresses = addresses(params)
+        self._starts = array("q", (0, *accumulate([p.numel() for p in params])))
+
+    def is_current(self) -> bool:
+        """Whether the parameters still lie where they did."""
+        return addresses(self._params) == self._addresses
 
     def first_pass(
         self,
-        params: Sequence[Tensor],
         grads: Sequence[Tensor],
-        copies: Sequence[Tensor | None],
+        copies: Sequence[Tensor | None] | None,
         step: float,
         *,
         sign: float,
         decay: float,
     ) -> None:
         """theta -= step g0, where g0 = sign gradient + decay theta, kept in ``copies`` if asked."""
-        work = _Work(params, grads, sign, decay)
-        work.point("g0", copies)
-        work.call.step = step
-        work.run(self._first_pass)
-        torch.autograd.graph.increment_version(params)
+        options = {"sign": sign, "decay": decay, "step": step}
+        nowhere = [None] * len(grads)
+        self._run(self._kernel.first_pass, {"g": grads, "g0": copies or nowhere}, options)
+        torch.autograd.graph.increment_version(self._params)
 
     def second_pass(
         self,
-        params: Sequence[Tensor],
         grads: Sequence[Tensor],
         held: Sequence[Tensor],
         G: Sequence[Tensor],
@@ -145,71 +156,67 @@ class Kernel:
         ``raw`` says how g0 comes from what is held. Where the square of g1 - g0 is not finite over
         a unit, it counts as zero in that unit's G, and the inner product is nan.
         """
-        work = _Work(params, grads, sign, decay)
-        work.point("g0", held)
-        work.point("G", G)
-        call = work.call
-        call.sign0, call.decay0, call.ratio0 = raw
-        call.step, call.beta, call.share = step, beta, (1 - beta) * scale
-        work.run(self._second_pass)
-        torch.autograd.graph.increment_version([*params, *G])
-        return work.total("along"), work.total("square")
+        options = {"sign": sign, "decay": decay, "step": step}
+        options |= {"sign0": raw.sign, "decay0": raw.decay, "ratio0": raw.ratio}
+        options |= {"beta": beta, "share": (1 - beta) * scale}
+        sums = self._run(self._kernel.second_pass, {"g": grads, "g0": held, "G": G}, options)
+        torch.autograd.graph.increment_version(self._params)
+        return sums
 
-    def square(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], *, sign: float, decay: float
-    ) -> float:
+    def square(self, grads: Sequence[Tensor], *, sign: float, decay: float) -> float:
         """|sign gradient + decay theta|^2."""
-        work = _Work(params, grads, sign, decay)
-        work.run(self._square)
-        return work.total("square")
+        return self._run(self._kernel.square, {"g": grads}, {"sign": sign, "decay": decay})[1]
 
-
-class _Work:
-    """The arguments of one call, and what must stay in memory as long as a thread works on it."""
-
-    def __init__(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], sign: float, decay: float
-    ) -> None:
-        self._alive: dict[str, Any] = {}
-        starts = array("q", (0, *accumulate([p.numel() for p in params])))
-        self.elements = starts[-1]
-        self.call = _Call(len(params), self._keep("starts", starts), sign=sign, decay=decay)
-        self.point("p", params)
-        self.point("g", grads)
-        empty = bytes(8 * -(-self.elements // UNIT))
-        self.call.along = self._keep("along", array("d", empty))
-        self.call.square = self._keep("square", array("d", empty))
-
-    def point(self, name: str, tensors: Sequence[Tensor | None]) -> None:
-        addresses = array("Q", [0 if t is None else t.data_ptr() for t in tensors])
-        setattr(self.call, name, self._keep(name, addresses))
-        self._alive[f"{name} tensors"] = tensors
-
-    def _keep(self, name: str, values: "array[Any]") -> int:
-        self._alive[name] = values
-        return values.buffer_info()[0]
-
-    def run(self, function: Any) -> None:
-        """In as many threads as torch would use, as far as there is work for them."""
-        others = min(torch.get_num_threads(), self.elements // SHARE) - 1
-        started = []
+    def _run(
+        self,
+        function: Any,
+        tensors: dict[str, Sequence[Tensor | None]],
+        options: dict[str, float],
+    ) -> tuple[float, float]:
+        """Call the kernel, in as many threads as torch would use where there is work for them."""
+        elements = self._starts[-1]
+        empty = bytes(8 * -(-elements // UNIT))
+        along, square = array("d", empty), array("d", empty)
+        lists = [self._starts, self._addresses, along, square, *map(addresses, tensors.values())]
+        starts, p, *sums_and_tensors = (each.buffer_info()[0] for each in lists)
+        pointers = dict(zip(("along", "square", *tensors), sums_and_tensors, strict=True))
+        call = _Call(len(self._params), starts, p, **pointers, **options)
+        others = min(torch.get_num_threads(), elements // SHARE) - 1
         if others > 0:
-            try:
-                pool = _pool(others)
-                started = [pool.submit(self._work, function) for _ in range(others)]
-            except RuntimeError:  # the interpreter is going down, or has no room for a thread
-                pass
-        self._work(function)
-        for future in started:
-            if not future.cancel():
-                future.result()
+            _run_in_threads(_Task(function, call, (self, tensors, lists)), others)
+        else:
+            function(call)
+        return functools.reduce(operator.add, along, 0.0), functools.reduce(operator.add, square, 0.0)
 
-    def _work(self, function: Any) -> None:
-        function(self.call)  # without the GIL, until all units are taken
 
-    def total(self, name: str) -> float:
-        """The units' sums, added up in order. (The built-in sum rounds differently since 3.12.)"""
-        return functools.reduce(operator.add, self._alive[name], 0.0)
+def addresses(tensors: Sequence[Tensor | None]) -> "array[int]":
+    if type(None) in map(type, tensors):
+        return array("Q", [0 if t is None else t.data_ptr() for t in tensors])
+    return array("Q", [*map(Tensor.data_ptr, tensors)])
+
+
+class _Task(NamedTuple):
+    function: Any
+    call: _Call
+    alive: Any
+    """What must stay in memory as long as a thread works on it."""
+
+    def __call__(self) -> None:
+        self.function(self.call)  # without the GIL, until all units are taken
+
+
+def _run_in_threads(task: Callable[[], None], others: int) -> None:
+    """In this thread and in others, as far as they start before the work is done."""
+    started = []
+    try:
+        pool = _pool(others)
+        started = [pool.submit(task) for _ in range(others)]
+    except RuntimeError:  # the interpreter is going down, or has no room for a thread
+        pass
+    task()
+    for future in started:
+        if not future.cancel():
+            future.result()
 
 
 @functools.lru_cache(maxsize=1)
