@@ -69,6 +69,7 @@ def shrink_lr(opt):
     return each
 
 
+@pytest.mark.usefixtures("torch_path")
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.2, "weight_decay": 0.01}])
 def test_each_pass_compiles_to_one_full_graph_and_never_again(options, monkeypatch):
     torch._dynamo.reset()

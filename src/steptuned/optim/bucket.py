@@ -45,6 +45,7 @@ class Bucket:
     states: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
     workspace: Workspace | None = None
+    unscale: float = 1.0
 
     def add(self, p: Tensor, g: Tensor, state: dict[str, Any]) -> None:
         self.owners.append(p)
@@ -73,8 +74,8 @@ class Bucket:
 
     @property
     def sign(self) -> float:
-        """Of the gradient in that of J."""
-        return -1.0 if self.group["maximize"] else 1.0
+        """Of the gradient in that of J, and what unscales it."""
+        return -self.unscale if self.group["maximize"] else self.unscale
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +96,7 @@ class Bucket:
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
         if group["weight_decay"]:
-            grads = [g.add(p, alpha=group["weight_decay"]) for g, p in zip(grads, params, strict=True)]
+            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         if scaling is not None:
             overflow = scaling.found_inf.to(self.device) != 0
             grads = [torch.where(overflow, 0.0, g) for g in grads]
@@ -111,7 +112,8 @@ def gather(opt: "StepTunedSGD", scaling: Scaling | None) -> list[Bucket]:
     full: list[Bucket] = []
     filling: dict[Any, Bucket] = {}
     for i, group in enumerate(opt.param_groups):
-        any_way = scaling is None and group["foreach"] is not True
+        plain = scaling is None and group["foreach"] is not True
+        for_kernel = group["foreach"] is not True and (scaling is None or is_sound(opt, scaling))
         for p in group["params"]:
             g = sharded.gradient(p)
             if g is None:
@@ -121,8 +123,8 @@ def gather(opt: "StepTunedSGD", scaling: Scaling | None) -> list[Bucket]:
             state = opt.state.get(p, {})
             if state:
                 keep_up(state, p)
-            by_kernel = any_way and fits_kernel(p, g, state)
-            in_chunks = any_way and not by_kernel and not group["maximize"] and fits_chunks(p, g, state)
+            by_kernel = for_kernel and fits_kernel(p, g, state)
+            in_chunks = plain and not by_kernel and not group["maximize"] and fits_chunks(p, g, state)
             place = sharded.place(p)
             held = state["held"] if state and by_kernel else 0
             key = (i, p.device, p.dtype, by_kernel, in_chunks, place, held)
@@ -140,8 +142,18 @@ def gather(opt: "StepTunedSGD", scaling: Scaling | None) -> list[Bucket]:
             kernel = kernel_for(bucket.params[0].dtype)
             assert kernel is not None
             bucket.workspace = Workspace(kernel, bucket.params)
-    _remember(opt, buckets)
+            bucket.unscale = 1.0 if scaling is None or scaling.inverse is None else scaling.inverse.item()
+    if scaling is None:
+        _remember(opt, buckets)
     return buckets
+
+
+def is_sound(opt: "StepTunedSGD", scaling: Scaling) -> bool:
+    """Whether the host knows that no pass of this iteration has overflowed so far."""
+    found_inf, first = scaling.found_inf, opt.param_groups[0]
+    if not (found_inf.is_cpu and first["sound"].is_cpu):
+        return False
+    return not found_inf.item() and (not first["pending"] or first["sound"].item())
 
 
 # ------------------------------------------------------------------------------------------ the same parameters as before

@@ -30,6 +30,16 @@ struct call {
     int64_t next;                     /* the first unit that no thread has taken */
 };
 
+/* The numbers of a call in its precision: a copy that no store to a tensor can change. */
+struct numbers {
+    REAL sign, decay, sign0, decay0, ratio0, step, beta, share;
+};
+
+INLINE struct numbers numbers(const struct call *c) {
+    return (struct numbers){c->sign,   c->decay, c->sign0, c->decay0,
+                            c->ratio0, c->step,  c->beta,  c->share};
+}
+
 /* Where a unit begins; it ends UNIT elements later, in the same tensor or another. */
 struct cursor {
     int64_t tensor, at, left;
@@ -85,17 +95,17 @@ INLINE double sum(lanes x) {
 
 /* ------------------------------------------------------------------------------ first pass */
 
-INLINE void move(const struct call *c, REAL *p, const REAL *g, REAL *g0, int64_t n, int decayed) {
-    const REAL sign = c->sign, decay = c->decay, step = c->step;
-    lanes theta = load(p, n), gradient = sign * load(g, n);
+INLINE void move(struct numbers k, REAL *p, const REAL *g, REAL *g0, int64_t n, int decayed) {
+    lanes theta = load(p, n), gradient = k.sign * load(g, n);
     if (decayed)
-        gradient += decay * theta;
-    store(p, theta - step * gradient, n);
+        gradient += k.decay * theta;
+    store(p, theta - k.step * gradient, n);
     if (g0)
         store(g0, gradient, n);
 }
 
 INLINE void first(struct call *c, int decayed) {
+    const struct numbers k = numbers(c);
     struct cursor it;
     for (int64_t unit, n, i; take(c, &it, &unit);)
         for (; (n = stretch(c, &it, BLOCK)); advance(&it, n)) {
@@ -103,9 +113,9 @@ INLINE void first(struct call *c, int decayed) {
             const REAL *g = c->g[it.tensor] + it.at;
             g0 = g0 ? g0 + it.at : 0;
             for (i = 0; i + LANES <= n; i += LANES)
-                move(c, p + i, g + i, g0 ? g0 + i : 0, LANES, decayed);
+                move(k, p + i, g + i, g0 ? g0 + i : 0, LANES, decayed);
             if (i < n)
-                move(c, p + i, g + i, g0 ? g0 + i : 0, n - i, decayed);
+                move(k, p + i, g + i, g0 ? g0 + i : 0, n - i, decayed);
         }
 }
 
@@ -115,18 +125,16 @@ struct sums {
     lanes dg, along, square;
 };
 
-INLINE void measure(const struct call *c, REAL *p, const REAL *g, const REAL *held, REAL *G,
+INLINE void measure(struct numbers k, REAL *p, const REAL *g, const REAL *held, REAL *G,
                     REAL *old, struct sums *s, int64_t n, int decayed) {
-    const REAL sign = c->sign, decay = c->decay, step = c->step, beta = c->beta, share = c->share;
-    const REAL sign0 = c->sign0, decay0 = c->decay0, ratio0 = c->ratio0;
     lanes theta = load(p, n), before = load(G, n);
-    lanes g1 = sign * load(g, n), g0 = sign0 * load(held, n);
+    lanes g1 = k.sign * load(g, n), g0 = k.sign0 * load(held, n);
     if (decayed) {
-        g1 += decay * theta;
-        g0 = (g0 + decay0 * theta) * ratio0;
+        g1 += k.decay * theta;
+        g0 = (g0 + k.decay0 * theta) * k.ratio0;
     }
-    lanes dg = g1 - g0, after = beta * before + share * dg;
-    store(p, theta - step * g1, n);
+    lanes dg = g1 - g0, after = k.beta * before + k.share * dg;
+    store(p, theta - k.step * g1, n);
     store(old, before, n);
     store(G, after, n);
     s->dg += dg * dg;
@@ -143,6 +151,7 @@ INLINE void fade(const struct call *c, struct cursor it, const REAL *old) {
 }
 
 INLINE void second(struct call *c, int decayed) {
+    const struct numbers k = numbers(c);
     REAL old[UNIT]; /* the unit's G before this pass, which stays in the cache */
     struct cursor start;
     for (int64_t unit, n, i; take(c, &start, &unit);) {
@@ -154,9 +163,9 @@ INLINE void second(struct call *c, int decayed) {
             REAL *kept = old + UNIT - it.left;
             struct sums s = {{0}, {0}, {0}};
             for (i = 0; i + LANES <= n; i += LANES)
-                measure(c, p + i, g + i, g0 + i, G + i, kept + i, &s, LANES, decayed);
+                measure(k, p + i, g + i, g0 + i, G + i, kept + i, &s, LANES, decayed);
             if (i < n)
-                measure(c, p + i, g + i, g0 + i, G + i, kept + i, &s, n - i, decayed);
+                measure(k, p + i, g + i, g0 + i, G + i, kept + i, &s, n - i, decayed);
             dg += sum(s.dg), along += sum(s.along), square += sum(s.square);
         }
         if (!((REAL)dg - (REAL)dg == 0)) { /* infinite or not a number */
@@ -169,15 +178,15 @@ INLINE void second(struct call *c, int decayed) {
 
 /* ------------------------------------------------------------------ norm of the gradient of J */
 
-INLINE lanes squared(const struct call *c, const REAL *p, const REAL *g, int64_t n, int decayed) {
-    const REAL sign = c->sign, decay = c->decay;
-    lanes gradient = sign * load(g, n);
+INLINE lanes squared(struct numbers k, const REAL *p, const REAL *g, int64_t n, int decayed) {
+    lanes gradient = k.sign * load(g, n);
     if (decayed)
-        gradient += decay * load(p, n);
+        gradient += k.decay * load(p, n);
     return gradient * gradient;
 }
 
 INLINE void norm(struct call *c, int decayed) {
+    const struct numbers k = numbers(c);
     struct cursor it;
     for (int64_t unit, n, i; take(c, &it, &unit);) {
         double square = 0;
@@ -185,9 +194,9 @@ INLINE void norm(struct call *c, int decayed) {
             const REAL *p = c->p[it.tensor] + it.at, *g = c->g[it.tensor] + it.at;
             lanes s = {0};
             for (i = 0; i + LANES <= n; i += LANES)
-                s += squared(c, p + i, g + i, LANES, decayed);
+                s += squared(k, p + i, g + i, LANES, decayed);
             if (i < n)
-                s += squared(c, p + i, g + i, n - i, decayed);
+                s += squared(k, p + i, g + i, n - i, decayed);
             square += sum(s);
         }
         c->square[unit] = square;

@@ -29,7 +29,7 @@ from torch import Tensor
 COMPILERS = ("cc", "gcc", "clang")
 # No -ffast-math: infinities are looked for. No -march=native: the cache may be shared by machines.
 # No contraction: the same rounding on every processor.
-FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-x", "c", "-")
+FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-Wno-psabi", "-x", "c", "-")
 REALS = {torch.float32: "float", torch.float64: "double"}
 
 UNIT = 16384
@@ -92,7 +92,7 @@ class RawGradient(NamedTuple):
         """g0, rounded as the kernel rounds it. ``half`` is theta_{k+1/2}."""
         if not self.decay:
             return gradient if self.sign == 1 else -gradient
-        return half.mul(self.decay).add_(gradient, alpha=self.sign).mul_(self.ratio)
+        return half.detach().mul(self.decay).add_(gradient, alpha=self.sign).mul_(self.ratio)
 
 
 COMPLETE = RawGradient(1.0, 0.0, 1.0)
