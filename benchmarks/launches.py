@@ -1,6 +1,6 @@
 """How many kernels an iteration launches on an accelerator: operations dispatched on torch's meta device.
 
-    python benchmarks/launches.py [--options]
+    python benchmarks/launches.py
 
 An operation on a list of tensors counts once, views and allocations count nothing. (CUDA divides very long lists into several
 launches.) On the meta device a look at a value, which would wait for the accelerator, is an error.
@@ -10,12 +10,26 @@ import collections
 from typing import Any
 
 import torch
-from step import resnet20
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptuned import StepTunedSGD
 
-FREE = ("empty", "view", "detach", "alias", "select", "slice", "unbind", "expand", "unsqueeze", "lift_fresh", "as_strided", "split", "scalar_tensor", "record_function")
+FREE = (
+    "empty",
+    "view",
+    "detach",
+    "alias",
+    "select",
+    "slice",
+    "unbind",
+    "expand",
+    "unsqueeze",
+    "lift_fresh",
+    "as_strided",
+    "split",
+    "scalar_tensor",
+    "record_function",
+)
 """Operations that launch nothing: views, allocations, numbers of the host."""
 
 
@@ -23,7 +37,7 @@ class Launches(TorchDispatchMode):
     """Counts operations by name."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -31,6 +45,10 @@ class Launches(TorchDispatchMode):
         if not name.lstrip("_").startswith(FREE):
             self.counts[name] += 1
         return func(*args, **(kwargs or {}))
+
+
+SHAPES: list[tuple[int, ...]] = [(16, 16, 3, 3), (16,), (16,)] * 19 + [(10, 64), (10,)]
+"""59 tensors, as those of a ResNet-20."""
 
 
 def launches(shapes: list[tuple[int, ...]], **options: Any) -> "collections.Counter[str]":
@@ -55,7 +73,7 @@ def main() -> None:
         "decay_every": {"decay_every": 1},
     }
     for name, options in choices.items():
-        counts = launches(resnet20(), **options)
+        counts = launches(SHAPES, **options)
         print(f"{name:14}{counts.total():4}  {', '.join(f'{n} x {op}' for op, n in counts.most_common())}")
 
 

@@ -369,4 +369,3 @@ def test_it_compiles_without_a_warning(tmp_path):
             command = [compiler, *flags, "-Wall", "-Wextra", f"-DREAL={real}", source, "-o", tmp_path / "out.so"]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             assert "warning" not in done.stderr
-

@@ -170,7 +170,7 @@ class Known(NamedTuple):
 
 _known: WeakKeyDictionary[torch.optim.Optimizer, Known] = WeakKeyDictionary()
 
-GRAD, IS_CPU, DTYPE = Tensor.grad.__get__, Tensor.is_cpu.__get__, Tensor.dtype.__get__  # type: ignore[attr-defined]
+GRAD, IS_CPU, DTYPE = (vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "is_cpu", "dtype"))
 
 
 def _remember(opt: "StepTunedSGD", buckets: list[Bucket]) -> None:

@@ -210,9 +210,7 @@ def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | N
             flat.fade(G, group["beta"], None if valid is None else valid.to(p.device))
             if state["held"]:
                 displacement = (
-                    sharded.local(state["displacement"])
-                    if is_low_precision(p)
-                    else g0_of(state, p) * -group["moved"].to(p.device)
+                    sharded.local(state["displacement"]) if is_low_precision(p) else g0_of(state, p) * -group["moved"].to(p.device)
                 )
                 share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
                 shares.add(sharded.place(p), share)

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
@@ -31,6 +31,8 @@ COMPILERS = ("cc", "gcc", "clang")
 # No contraction: the same rounding on every processor.
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-Wno-psabi", "-x", "c", "-")
 REALS = {torch.float32: "float", torch.float64: "double"}
+
+DATA_PTR: Callable[[Any], int] = Tensor.data_ptr
 
 UNIT = 16384
 """As in kernel.c: elements that are measured together."""
@@ -177,7 +179,7 @@ class Workspace:
         elements = self._starts[-1]
         empty = bytes(8 * -(-elements // UNIT))
         along, square = array("d", empty), array("d", empty)
-        lists = [self._starts, self._addresses, along, square, *map(addresses, tensors.values())]
+        lists: list[array[Any]] = [self._starts, self._addresses, along, square, *map(addresses, tensors.values())]
         starts, p, *sums_and_tensors = (each.buffer_info()[0] for each in lists)
         pointers = dict(zip(("along", "square", *tensors), sums_and_tensors, strict=True))
         call = _Call(len(self._params), starts, p, **pointers, **options)
@@ -192,7 +194,7 @@ class Workspace:
 def addresses(tensors: Sequence[Tensor | None]) -> "array[int]":
     if type(None) in map(type, tensors):
         return array("Q", [0 if t is None else t.data_ptr() for t in tensors])
-    return array("Q", [*map(Tensor.data_ptr, tensors)])
+    return array("Q", [*map(DATA_PTR, tensors)])
 
 
 class _Task(NamedTuple):
@@ -201,19 +203,19 @@ class _Task(NamedTuple):
     alive: Any
     """What must stay in memory as long as a thread works on it."""
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         self.function(self.call)  # without the GIL, until all units are taken
 
 
-def _run_in_threads(task: Callable[[], None], others: int) -> None:
+def _run_in_threads(task: "_Task", others: int) -> None:
     """In this thread and in others, as far as they start before the work is done."""
-    started = []
+    started: list[Future[None]] = []
     try:
         pool = _pool(others)
-        started = [pool.submit(task) for _ in range(others)]
+        started = [pool.submit(task.run) for _ in range(others)]
     except RuntimeError:  # the interpreter is going down, or has no room for a thread
         pass
-    task()
+    task.run()
     for future in started:
         if not future.cancel():
             future.result()
@@ -254,10 +256,8 @@ def _load(dtype: torch.dtype) -> tuple[Kernel | None, str]:
     for folder in filter(_is_private, _folders()):
         try:
             version = _output(compiler, "--version").splitlines()[0]
-            return Kernel(_library(folder, compiler, version, REALS[dtype])), (
-                f"compiled by {version}, in {folder}"
-            )
-        except (OSError, subprocess.SubprocessError, AttributeError, IndexError) as error:
+            return Kernel(_library(folder, compiler, version, REALS[dtype])), (f"compiled by {version}, in {folder}")
+        except (OSError, subprocess.SubprocessError, AttributeError, IndexError) as error:  # noqa: PERF203
             reason = f"it could not be compiled or loaded: {error}"
     return None, reason
 
