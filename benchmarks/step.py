@@ -1,26 +1,36 @@
-"""What an optimizer's own arithmetic costs per back-propagation, beside torch's SGD and Adam.
+"""What an optimizer's own arithmetic costs per back-propagation, beside torch's fused SGD and Adam.
 
-    python benchmarks/step.py [--threads 2] [--rounds 40] [--sets resnet20 autoencoder 25M]
+    python benchmarks/step.py [--threads 1 2] [--rounds 40] [--sets resnet20 autoencoder 25M] [--write docs/caveats.md]
 
-Every round times one iteration of every method, one after the other, so that all of them meet the same machine; the figures
-are ratios within a round, as median and quartiles over the rounds. Back-propagation itself is left out: the gradients are
-made beforehand. Memory is what a process needs at its peak beyond parameters and one set of gradients, in units of the parameters.
+In every round the methods take turns, so that all of them meet the same machine: one iteration that brings code and data
+into the caches as far as they fit, then some that are timed. The figures are ratios within a round, as median and quartiles
+over the rounds. Back-propagation itself is left out: the gradients are made beforehand. Memory is what a process needs at its
+peak beyond parameters and one set of gradients, in units of the parameters. Run it on an idle machine; ``--cpu-time`` counts
+the time of the thread instead of that of the clock, for a look at one thread on a busy one.
 """
 
 import argparse
 import math
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date
 from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from steptuned import StepTuned, StepTunedSGD
+from steptuned import StepTuned, StepTunedSGD, kernel_status
+from steptuned.optim import bucket
+from steptuned.optim.kernel import kernel_for
 from steptuned.optim.two_passes import TwoPasses
 
 
@@ -50,20 +60,31 @@ def about_25_million() -> list[tuple[int, ...]]:
 
 SETS = {"resnet20": resnet20, "autoencoder": autoencoder, "25M": about_25_million}
 
+NAMES = {"resnet20": "ResNet-20", "autoencoder": "autoencoder", "25M": "transformer blocks"}
+
+REPEATS = {"resnet20": 10, "autoencoder": 3, "25M": 1}
+"""Timed iterations per turn."""
+
 METHODS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
-    "SGD for-loop": lambda ps: torch.optim.SGD(ps, lr=1e-6, foreach=False),
-    "SGD foreach": lambda ps: torch.optim.SGD(ps, lr=1e-6, foreach=True),
     "SGD fused": lambda ps: torch.optim.SGD(ps, lr=1e-6, fused=True),
-    "Adam for-loop": lambda ps: torch.optim.Adam(ps, lr=1e-6, foreach=False),
-    "Adam foreach": lambda ps: torch.optim.Adam(ps, lr=1e-6, foreach=True),
     "Adam fused": lambda ps: torch.optim.Adam(ps, lr=1e-6, fused=True),
-    "StepTunedSGD": lambda ps: StepTunedSGD(ps, lr=1e-6),
-    "StepTunedSGD foreach": lambda ps: StepTunedSGD(ps, lr=1e-6, foreach=True),
-    "StepTunedSGD every 8th": lambda ps: StepTunedSGD(ps, lr=1e-6, tune_every=8),
-    "StepTunedSGD relative": lambda ps: StepTunedSGD(ps, lr=1e-6, relative=True),
-    "StepTuned(Adam fused)": lambda ps: StepTuned(torch.optim.Adam(ps, lr=1e-6, fused=True)),
-    "StepTunedSGD weight decay": lambda ps: StepTunedSGD(ps, lr=1e-6, weight_decay=1e-4),
+    "kernel": lambda ps: StepTunedSGD(ps, lr=1e-6),
+    "kernel, weight decay": lambda ps: StepTunedSGD(ps, lr=1e-6, weight_decay=1e-4),
+    "torch": lambda ps: StepTunedSGD(ps, lr=1e-6),
+    "torch, weight decay": lambda ps: StepTunedSGD(ps, lr=1e-6, weight_decay=1e-4),
+    "tune_every=8": lambda ps: StepTunedSGD(ps, lr=1e-6, tune_every=8),
+    "relative": lambda ps: StepTunedSGD(ps, lr=1e-6, relative=True),
+    "StepTuned(Adam)": lambda ps: StepTuned(torch.optim.Adam(ps, lr=1e-6, fused=True)),
 }
+
+MARKERS = "<!-- benchmarks/step.py: begin -->", "<!-- benchmarks/step.py: end -->"
+
+
+@contextmanager
+def path_of(method: str) -> Iterator[None]:
+    """Without the kernel, for the methods that are to do without it."""
+    with patch.object(bucket, "kernel_for", (lambda dtype: None) if method.startswith("torch") else kernel_for):
+        yield
 
 
 def parameters(name: str) -> list[Tensor]:
@@ -71,20 +92,26 @@ def parameters(name: str) -> list[Tensor]:
     return [torch.randn(shape).requires_grad_() for shape in SETS[name]()]
 
 
-def iteration(opt: torch.optim.Optimizer, params: list[Tensor], gradients: list[list[Tensor]]) -> float:
+def iteration(
+    opt: torch.optim.Optimizer,
+    params: list[Tensor],
+    gradients: list[list[Tensor]],
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Seconds per back-propagation, over two of them; over 1 + T where every T-th mini-batch is measured."""
     seconds, passes = 0.0, opt.param_groups[0].get("tune_every", 1) + 1
     for i in range(passes):
         for p, g in zip(params, gradients[i % 2], strict=True):
             p.grad = g
         act = opt.half_step if isinstance(opt, TwoPasses) and i == 0 else opt.step
-        start = time.perf_counter()
+        start = clock()
         act()
-        seconds += time.perf_counter() - start
+        seconds += clock() - start
     return seconds / passes
 
 
-def measure_time(name: str, rounds: int) -> dict[str, list[float]]:
+def measure_time(name: str, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """Seconds per back-propagation of each method in each round."""
     runs = {}
     for method, make in METHODS.items():
         params = parameters(name)
@@ -93,34 +120,37 @@ def measure_time(name: str, rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {method: [] for method in METHODS}
     for r in range(rounds + 3):
         for method, (opt, params) in runs.items():
-            seconds = iteration(opt, params, gradients)
+            with path_of(method):
+                iteration(opt, params, gradients)
+                taken = [iteration(opt, params, gradients, clock) for _ in range(REPEATS[name])]
             if r >= 3:  # the first rounds make the state and warm up
-                times[method].append(seconds)
+                times[method].append(statistics.mean(taken))
     return times
 
 
 def measure_memory(name: str, method: str) -> None:
     """Print the peak beyond parameters and gradients; for a process of its own."""
-    params = parameters(name)
-    tiny = [torch.ones(1, requires_grad=True)]
-    iteration(METHODS[method](tiny), tiny, [[torch.ones(1)], [torch.ones(1)]])  # load what is lazy
-    size = sum(p.numel() * p.element_size() for p in params)
-    opt = METHODS[method](params)
+    with path_of(method):
+        tiny = [torch.ones(1, requires_grad=True)]
+        iteration(METHODS[method](tiny), tiny, [[torch.ones(1)], [torch.ones(1)]])  # load what is lazy
+        params = parameters(name)
+        size = sum(p.numel() * p.element_size() for p in params)
+        opt = METHODS[method](params)
 
-    def backward() -> None:
-        opt.zero_grad()
-        for p in params:
-            p.grad = torch.full_like(p, 1e-3)
+        def backward() -> None:
+            opt.zero_grad()
+            for p in params:
+                p.grad = torch.full_like(p, 1e-3)
 
-    backward()
-    baseline = status("VmRSS")
-    for _ in range(3):
-        if isinstance(opt, TwoPasses) and opt.needs_second_pass:
-            opt.half_step()
-            backward()
-        opt.step()
         backward()
-    print((status("VmHWM") - baseline) / size)
+        baseline = status("VmRSS")
+        for _ in range(3):
+            if isinstance(opt, TwoPasses) and opt.needs_second_pass:
+                opt.half_step()
+                backward()
+            opt.step()
+            backward()
+        print((status("VmHWM") - baseline) / size)
 
 
 def status(field: str) -> int:
@@ -128,34 +158,79 @@ def status(field: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
 
 
+def memory_of(name: str, method: str) -> float:
+    command = [sys.executable, __file__, "--threads", "1", "--memory-of", name, method]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def spread(values: list[float]) -> str:
     low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:5.2f} [{low:.2f}, {high:.2f}]"
+    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def table(sets: list[str], threads: list[int], rounds: int, cpu_time: bool) -> str:
+    """The figures of all sets as Markdown."""
+    clock = time.thread_time if cpu_time else time.perf_counter
+    lines = [
+        f"Measured on {date.today()} on {processor()} ({os.cpu_count()} cores), torch {torch.__version__}, float32, all guards on;"
+        f" {'CPU time of the thread, ' if cpu_time else ''}median [quartiles] of n = {rounds} interleaved rounds.",
+        "",
+        "| parameters | threads | path | ms | / fused Adam | / fused SGD | peak memory / parameters |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in sets:
+        shapes = SETS[name]()
+        elements = sum(math.prod(shape) for shape in shapes)
+        what = f"{NAMES[name]}: {elements:,} in {len(shapes)} tensors"
+        memory = {method: memory_of(name, method) for method in METHODS}
+        for n in threads:
+            torch.set_num_threads(n)
+            times = measure_time(name, rounds, clock)
+            for method, seconds in times.items():
+                adam, sgd = ([a / b for a, b in zip(seconds, times[of], strict=True)] for of in ("Adam fused", "SGD fused"))
+                milliseconds = f"{statistics.median(seconds) * 1e3:.3f}"
+                cells = (what, n, method, milliseconds, spread(adam), spread(sgd), f"{memory[method]:.2f}")
+                lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def write(path: Path, text: str) -> None:
+    """Put the table between its markers in a document."""
+    begin, end = MARKERS
+    before, rest = path.read_text().split(begin)
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between its markers in this file")
     parser.add_argument("--memory-of", nargs=2, metavar=("SET", "METHOD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    warnings.filterwarnings("ignore", "gamma has been at its")  # these gradients are made up
+    torch.set_num_threads(arguments.threads[0])
     if arguments.memory_of:
         measure_memory(*arguments.memory_of)
         return
-    print(f"torch {torch.__version__}, {platform.machine()}, {arguments.threads} threads, n = {arguments.rounds} rounds")
-    for name in arguments.sets:
-        shapes = SETS[name]()
-        elements = sum(math.prod(shape) for shape in shapes)
-        print(f"\n{name}: {len(shapes)} tensors, {elements:,} elements, float32; per back-propagation, median [quartiles]")
-        print(f"{'':27}{'ms':>9}   {'x Adam fused':20} {'x SGD fused':20} memory / parameters")
-        times = measure_time(name, arguments.rounds)
-        for method, seconds in times.items():
-            adam, sgd = ([a / b for a, b in zip(seconds, times[other], strict=True)] for other in ("Adam fused", "SGD fused"))
-            command = [sys.executable, __file__, "--threads", str(arguments.threads), "--memory-of", name, method]
-            memory = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            print(f"{method:27}{statistics.median(seconds) * 1e3:9.3f}   {spread(adam):20} {spread(sgd):20} {memory:5.2f}")
+    active, reason = kernel_status()
+    if not active:
+        sys.exit(f"there is no kernel to measure: {reason}")
+    text = table(arguments.sets, arguments.threads, arguments.rounds, arguments.cpu_time)
+    print(text)
+    if arguments.write:
+        write(arguments.write, text)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from steptuned.frozen import frozen_statistics
 from steptuned.optim.armijo import ArmijoGD
 from steptuned.optim.barzilai_borwein import BarzilaiBorweinGD
 from steptuned.optim.gradient_variation import ExactGV, ExpectedGV, StochasticGV
+from steptuned.optim.kernel import KernelStatus, kernel_status
 from steptuned.optim.step_tuned import StepTuned
 from steptuned.optim.step_tuned_gd import StepTunedGD
 from steptuned.optim.step_tuned_sgd import StepTunedSGD
@@ -23,6 +24,7 @@ __all__ = [
     "BarzilaiBorweinGD",
     "ExactGV",
     "ExpectedGV",
+    "KernelStatus",
     "RobbinsMonroLR",
     "StepTuned",
     "StepTunedGD",
@@ -30,5 +32,6 @@ __all__ = [
     "StochasticGV",
     "check",
     "frozen_statistics",
+    "kernel_status",
     "replay",
 ]

@@ -28,6 +28,8 @@ from test_amp import backward, data, make_scaler, scaled_iteration, setup, value
 from test_safety import quadratic
 from test_twins import close, follow, twin_options
 
+pytestmark = pytest.mark.usefixtures("path")
+
 
 def test_layouts_that_change_between_the_passes(monkeypatch):
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1)
@@ -76,6 +78,7 @@ def test_a_bucket_is_on_one_device():
     assert [{p.device.type for p in b.params} for b in buckets] == [{"cpu"}, {"meta"}]
 
 
+@pytest.mark.usefixtures("torch_path")
 def test_foreach_false_is_one_after_the_other_and_full_bounds_lists(monkeypatch):
     sizes = []
     first_pass = flat.first_pass

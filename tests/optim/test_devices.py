@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +46,17 @@ def test_no_step_looks_at_a_value_of_the_device(options, scaled):
     assert all(state["G"].device.type == "meta" for state in opt.state.values())
 
 
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 1.0}, {"maximize": True}])
+def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors(options, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    from launches import SHAPES, launches
+
+    assert len(SHAPES) == 59
+    counts = launches(SHAPES, **options)
+    assert counts == launches([(5, 3), (2,)], **options)
+    assert counts.total() <= 120
+
+
 def train(model, opt, iterations=8, each=lambda k: None):
     for k in range(iterations):
         x = torch.randn(8, 5, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
@@ -69,11 +81,12 @@ def shrink_lr(opt):
     return each
 
 
+@pytest.mark.usefixtures("torch_path")
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.2, "weight_decay": 0.01}])
 def test_each_pass_compiles_to_one_full_graph_and_never_again(options, monkeypatch):
     torch._dynamo.reset()
     model, opt = make(**options)
-    expected = train(model, opt, each=shrink_lr(opt))
+    expected = train(model, opt, 50, each=shrink_lr(opt))
     gamma = opt.gamma
 
     counters = {}
@@ -82,7 +95,7 @@ def test_each_pass_compiles_to_one_full_graph_and_never_again(options, monkeypat
         compiled = torch.compile(getattr(flat, name), fullgraph=True, backend=counters[name])
         monkeypatch.setattr(flat, name, compiled)
     model, opt = make(**options)
-    actual = train(model, opt, each=shrink_lr(opt))
+    actual = train(model, opt, 50, each=shrink_lr(opt))
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(opt.gamma, gamma, rtol=1e-8, atol=0)
     for counter in counters.values():

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 import reference
 from steptuned import StepTunedSGD
 
+pytestmark = pytest.mark.usefixtures("path")
+
 SIZE = 24
 ITERATIONS = 40
 _rng = np.random.default_rng(0)

@@ -20,6 +20,8 @@ from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from compare import same
 from steptuned import ArmijoGD, BarzilaiBorweinGD, StepTunedGD, StepTunedSGD, StochasticGV
 
+pytestmark = pytest.mark.usefixtures("path")
+
 common = pytest.importorskip(
     "torch.testing._internal.common_optimizers", reason="this torch keeps its lists of optimizer inputs elsewhere"
 )

@@ -16,6 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from compare import same
 from steptuned import StepTunedSGD
 from steptuned.optim import flat
+from steptuned.optim.kernel import Workspace
+
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def quadratic(n=20, seed=0):
@@ -280,7 +283,7 @@ def test_a_graph_that_create_graph_leaves_on_a_gradient_is_not_kept():
 
 
 @pytest.mark.parametrize("half", [True, False])
-def test_an_error_in_the_middle_of_a_pass_leaves_nothing_pending_and_pairs_nothing(half, monkeypatch):
+def test_an_error_in_the_middle_of_a_pass_leaves_nothing_pending_and_pairs_nothing(half, path, monkeypatch):
     a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([{"params": [a]}, {"params": [b]}], lr=0.1, beta=0.0)
     if not half:
@@ -288,16 +291,17 @@ def test_an_error_in_the_middle_of_a_pass_leaves_nothing_pending_and_pairs_nothi
         opt.half_step()
     a.grad, b.grad = torch.ones(2), torch.ones(2)
     name = "first_pass" if half else "second_pass"
-    original, calls = getattr(flat, name), []
+    owner = Workspace if path == "kernel" else flat
+    original, calls = getattr(owner, name), []
 
-    def failing(*args):
+    def failing(*args, **options):
         calls.append(1)
         if len(calls) == 2:
             raise MemoryError
-        return original(*args)
+        return original(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(flat, name, failing)
+        patch.setattr(owner, name, failing)
         with pytest.raises(MemoryError):
             opt.half_step() if half else opt.step()
     assert not opt.param_groups[0]["pending"]

@@ -27,6 +27,8 @@ from steptuned import (
     StochasticGV,
 )
 
+pytestmark = pytest.mark.usefixtures("path")
+
 
 def make(dtype=torch.float32, **options):
     torch.manual_seed(0)

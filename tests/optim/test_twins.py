@@ -10,6 +10,8 @@ import reference
 from problems import Network, Regression
 from steptuned import ArmijoGD, BarzilaiBorweinGD, ExactGV, ExpectedGV, StepTunedGD, StepTunedSGD, StochasticGV
 
+pytestmark = pytest.mark.usefixtures("path")
+
 ITERATIONS = 250
 pytestmark = pytest.mark.filterwarnings("ignore:gamma has been at")
 

@@ -1,12 +1,16 @@
 """Parameters that are worked on together, and what of their gradients enters the arithmetic."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from steptuned.optim import flat, sharded
+from steptuned.optim.kernel import RawGradient, Workspace, kernel_for
 from steptuned.optim.notices import warn_low_precision
 from steptuned.optim.scaling import Scaling
 from steptuned.optim.sharded import Place, local
@@ -21,6 +25,9 @@ FULL = 1 << 24
 """Lists of tensors are worked on about so many elements at a time, which bounds the memory for what is in between."""
 
 
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
 @dataclass(slots=True)
 class Bucket:
     """Parameters of one group, device, precision and place, their gradients and, where they have one, their states.
@@ -30,12 +37,15 @@ class Bucket:
 
     group: dict[str, Any]
     in_chunks: bool
+    by_kernel: bool = False
     place: Place | None = None
     owners: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
+    workspace: Workspace | None = None
+    unscale: float = 1.0
 
     def add(self, p: Tensor, g: Tensor, state: dict[str, Any]) -> None:
         self.owners.append(p)
@@ -54,11 +64,18 @@ class Bucket:
         return parts
 
     def _empty(self) -> "Bucket":
-        return Bucket(self.group, self.in_chunks, self.place)
+        return Bucket(self.group, self.in_chunks, self.by_kernel, self.place)
 
     def held(self, name: str) -> list[Tensor]:
         """G, g0 or the displacement, what this rank has of them."""
+        if name == "g0" and not self.by_kernel:
+            return [g0_of(state, p) for state, p in zip(self.states, self.params, strict=True)]
         return [local(state[name]) for state in self.states]
+
+    @property
+    def sign(self) -> float:
+        """Of the gradient in that of J, and what unscales it."""
+        return -self.unscale if self.group["maximize"] else self.unscale
 
     @property
     def device(self) -> torch.device:
@@ -79,7 +96,7 @@ class Bucket:
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
         if group["weight_decay"]:
-            grads = [g.add(p, alpha=group["weight_decay"]) for g, p in zip(grads, params, strict=True)]
+            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         if scaling is not None:
             overflow = scaling.found_inf.to(self.device) != 0
             grads = [torch.where(overflow, 0.0, g) for g in grads]
@@ -88,10 +105,15 @@ class Bucket:
 
 def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
     """The parameters that have a gradient, in lists of one group, device, precision and way to work."""
+    if scaling is None:
+        known = _gather_again(opt)
+        if known:
+            return known
     full: list[Bucket] = []
     filling: dict[Any, Bucket] = {}
     for i, group in enumerate(opt.param_groups):
-        plain = scaling is None and not group["maximize"] and group["foreach"] is not True
+        plain = scaling is None and group["foreach"] is not True
+        for_kernel = group["foreach"] is not True and (scaling is None or is_sound(opt, scaling))
         for p in group["params"]:
             g = sharded.gradient(p)
             if g is None:
@@ -101,20 +123,104 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
             state = opt.state.get(p, {})
             if state:
                 keep_up(state, p)
-            in_chunks = plain and fits_chunks(p, g, state)
+            by_kernel = for_kernel and fits_kernel(p, g, state)
+            in_chunks = plain and not by_kernel and not group["maximize"] and fits_chunks(p, g, state)
             place = sharded.place(p)
-            key = (i, p.device, p.dtype, in_chunks, place)
+            held = state["held"] if state and by_kernel else 0
+            key = (i, p.device, p.dtype, by_kernel, in_chunks, place, held)
             if key not in filling:
-                filling[key] = Bucket(group, in_chunks, place)
+                filling[key] = Bucket(group, in_chunks, by_kernel, place)
             bucket = filling[key]
             bucket.add(p, g, state)
-            if group["foreach"] is False or bucket.size >= FULL:
+            if not by_kernel and (group["foreach"] is False or bucket.size >= FULL):
                 full.append(filling.pop(key))
     buckets = [*full, *filling.values()]
     for bucket in buckets:
         if bucket.is_low_precision:
             warn_low_precision(opt, bucket.params[0].dtype)
+        if bucket.by_kernel:
+            kernel = kernel_for(bucket.params[0].dtype)
+            assert kernel is not None
+            bucket.workspace = Workspace(kernel, bucket.params)
+            bucket.unscale = 1.0 if scaling is None or scaling.inverse is None else scaling.inverse.item()
+    if scaling is None:
+        _remember(opt, buckets)
     return buckets
+
+
+def is_sound(opt: "StepTunedSGD", scaling: Scaling) -> bool:
+    """Whether the host knows that no pass of this iteration has overflowed so far."""
+    found_inf, first = scaling.found_inf, opt.param_groups[0]
+    if not (found_inf.is_cpu and first["sound"].is_cpu):
+        return False
+    return not found_inf.item() and (not first["pending"] or first["sound"].item())
+
+
+# ------------------------------------------------------------------------------------------ the same parameters as before
+
+
+class Known(NamedTuple):
+    """Buckets for the kernel as they were gathered last, without what every pass brings anew."""
+
+    ids: list[int]
+    """Of all parameters, in order."""
+    buckets: list[Bucket]
+    G: list[list[Tensor]]
+
+
+_known: WeakKeyDictionary[torch.optim.Optimizer, Known] = WeakKeyDictionary()
+
+GRAD, IS_CPU, DTYPE = (vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "is_cpu", "dtype"))
+
+
+def _remember(opt: "StepTunedSGD", buckets: list[Bucket]) -> None:
+    """Keep the buckets, if they hold all parameters in order, and these are plain tensors that have their state."""
+    ids = [id(p) for p in params_of(opt)]
+    if (
+        ids == [id(p) for b in buckets for p in b.owners] == [*map(id, opt.state)]
+        and all(b.by_kernel and all(b.states) and PLAIN.issuperset(map(type, b.owners)) for b in buckets)
+        and all(p.is_contiguous() for b in buckets for p in b.owners)
+    ):
+        _known[opt] = Known(ids, [replace(b, grads=[], states=[]) for b in buckets], [b.held("G") for b in buckets])
+    else:
+        _known.pop(opt, None)
+
+
+def _gather_again(opt: "StepTunedSGD") -> list[Bucket]:
+    """The same parameters as in the last pass with their new gradients; nothing, if anything else has changed.
+
+    With many small tensors, gathering costs more than the arithmetic: here each tensor is asked as little as possible.
+    """
+    known = _known.get(opt)
+    if known is None or [*map(id, params_of(opt))] != known.ids or [*map(id, opt.state)] != known.ids:
+        return []
+    states = iter(opt.state.values())
+    buckets = []
+    for before, G in zip(known.buckets, known.G, strict=True):
+        bucket = replace(before, grads=[*map(GRAD, before.params)], states=[*islice(states, len(G))])
+        if bucket.group["foreach"] is True or not _is_as_before(bucket, G):
+            return []
+        buckets.append(bucket)
+    return buckets
+
+
+def _is_as_before(bucket: Bucket, G: list[Tensor]) -> bool:
+    """Whether new gradients are fit for the kernel, and parameters and states are what they were."""
+    params, grads, states = bucket.params, bucket.grads, bucket.states
+    assert bucket.workspace is not None
+    held = {state.get("held") for state in states}
+    return (
+        PLAIN.issuperset(map(type, grads))
+        and all(map(IS_CPU, grads))
+        and {*map(DTYPE, grads)} == {params[0].dtype}
+        and all(map(Tensor.is_contiguous, grads))  # a sparse one is not
+        and not any(map(Tensor.is_neg, grads))
+        and all(map(Tensor.is_contiguous, params))
+        and bucket.workspace.is_current()
+        and all(map(is_, G, [state.get("G") for state in states]))
+        and len(held) == 1
+        and held.isdisjoint({1})  # a g0 that the kernel did not leave there
+    )
 
 
 def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
@@ -125,6 +231,30 @@ def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
     if type(parts[0]) not in (Tensor, torch.nn.Parameter):
         return False
     return parts[0].numel() >= LARGE and flat.same_layout(*parts)
+
+
+def fits_kernel(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
+    """Whether this parameter, or this rank's part of it, and all that goes with it can be worked on by the kernel."""
+    dtype = p.dtype
+    if kernel_for(dtype) is None or "displacement" in state:
+        return False
+    tensors: tuple[Tensor, ...] = (p, g)
+    if state:
+        tensors = (p, g, state["G"], state["g0"]) if state["held"] else (p, g, state["G"])
+    if type(p) not in PLAIN:
+        tensors = tuple(map(local, tensors))
+    contiguous = True
+    for t in tensors:
+        if not (t.is_cpu and t.dtype is dtype and type(t) in PLAIN and t.layout is torch.strided) or t.is_neg():
+            return False
+        contiguous = contiguous and t.is_contiguous()
+    return contiguous or flat.same_layout(*tensors)
+
+
+def g0_of(state: dict[str, Any], p: Tensor) -> Tensor:
+    """What this rank has of g0, with the weight decay and the sign that a gradient held as it is lacks."""
+    g0, held = local(state["g0"]), state["held"]
+    return held.g0(g0, local(p)) if isinstance(held, RawGradient) else g0
 
 
 def keep_up(state: dict[str, Any], p: Tensor) -> None:

@@ -39,15 +39,15 @@ def second_pass(
     Where scale (g1 - g0) is not finite, or too large for its square to be, it counts as zero in G, and the inner product is
     nan. Where ``valid``, a 0-d truth value, is given and false, G stays as it was.
     """
-    dg = torch._foreach_sub(grads, g0)
+    dg: Tensors = torch._foreach_sub(grads, g0)
     add_scaled(params, grads, -step)
     if isinstance(scale, Tensor):
         torch._foreach_mul_(dg, scale.to(dg[0].dtype))
-    finite = torch.isfinite(square(dg))
-    if not _on_host(dg) or not finite:
-        for d in dg:
-            d.nan_to_num_(0.0, 0.0, 0.0)
-        torch._foreach_mul_(dg, finite.to(dg[0].dtype))
+    finite = is_finite(square(dg))
+    if not _on_host(dg):
+        dg = _zero_unless(finite, dg)
+    elif not finite:
+        torch._foreach_zero_(dg)
     if valid is None:
         torch._foreach_lerp_(G, dg, 1 - beta)
     else:
@@ -116,7 +116,27 @@ def square(xs: Tensors) -> Tensor:
 
 def inner(xs: Tensors, ys: Tensors) -> Tensor:
     """<x, y> over two lists, likewise."""
-    return torch.stack([t.sum() for t in torch._foreach_mul(xs, ys)]).to(scalar_dtype(xs[0].device)).sum()
+    products, dtype = torch._foreach_mul(xs, ys), scalar_dtype(xs[0].device)
+    if _on_host(xs):
+        return torch.stack([t.sum() for t in products]).to(dtype).sum()
+    return _joined(products).sum(dtype=dtype)  # one reduction, however many tensors
+
+
+def is_finite(x: Tensor) -> Tensor:
+    """`torch.isfinite` of a 0-d tensor in two operations instead of four."""
+    return x - x == 0
+
+
+def _zero_unless(finite: Tensor, xs: Tensors) -> Tensors:
+    """The tensors themselves, or zeros, whatever was in them: nan times zero is not zero."""
+    joined = _joined(xs).nan_to_num_(0.0, 0.0, 0.0).mul_(finite)
+    parts = joined.split([x.numel() for x in xs])
+    return [part.as_strided(x.shape, x.stride()) for part, x in zip(parts, xs, strict=True)]
+
+
+def _joined(xs: Tensors) -> Tensor:
+    """The elements of freshly computed tensors, which have no holes, as they lie in memory."""
+    return torch.cat([x.as_strided((x.numel(),), (1,)) for x in xs])
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:

@@ -1,15 +1,19 @@
 """The two halves of an iteration, or its single pass: what is done with the gradients of each."""
 
+import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.nn import Parameter
 
 from steptuned import rule
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import scalar, tuned_groups
-from steptuned.optim.bucket import Bucket, gather, is_low_precision, owns_memory, params_of, precision
+from steptuned.optim.bucket import Bucket, g0_of, gather, is_low_precision, owns_memory, params_of, precision
+from steptuned.optim.kernel import COMPLETE, RawGradient, Workspace
 from steptuned.optim.notices import (
     NOISE_CHECKS,
     ONE_PASS_ONLY,
@@ -94,8 +98,17 @@ def single_pass(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         set_steps(opt)
         for bucket in buckets:
             step = (bucket.group["effective_lr"] * coefficient).to(bucket.device)
-            flat.add_scaled(bucket.params, bucket.gradient_of_J(scaling), -step)
+            _descend(bucket, step, scaling)
     count_single(opt, bool(buckets), scaling)
+
+
+def _descend(bucket: Bucket, step: Tensor, scaling: Scaling | None) -> None:
+    """A step of SGD."""
+    if bucket.workspace is not None:
+        decay = bucket.group["weight_decay"]
+        bucket.workspace.first_pass(bucket.grads, None, step.item(), sign=bucket.sign, decay=decay)
+    else:
+        flat.add_scaled(bucket.params, bucket.gradient_of_J(scaling), -step)
 
 
 def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None) -> None:
@@ -112,6 +125,9 @@ def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None)
 
 def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
     """The first half step of a bucket's parameters. Takes their gradients over."""
+    if bucket.workspace is not None:
+        _move_by_kernel(opt, bucket, bucket.workspace)
+        return
     params = bucket.params
     moved, weight_decay = bucket.group["moved"].to(bucket.device), bucket.group["weight_decay"]
     displacement: list[Tensor] = []
@@ -124,15 +140,37 @@ def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
         before = [p.clone() for p in params] if bucket.is_low_precision else []
         flat.first_pass(params, g0, moved)
         displacement = [p.to(precision(p)) - b for p, b in zip(params, before, strict=bool(before))]
-    for i, (p, g, held, state) in enumerate(zip(bucket.owners, bucket.grads, g0, bucket.states, strict=True)):
-        if not state:
-            state = opt.state[p] = fresh_state(p)
-        if held is g:
-            held = held.detach()  # without the graph that create_graph=True leaves on it
-            opt._versions.append((held, held._version))
-        state["g0"], state["held"] = sharded.as_part_of(p, held), 1
-        if displacement:
-            state["displacement"] = sharded.as_part_of(p, displacement[i])
+    _hold(opt, bucket, g0, 1)
+    for state, p, moved_by in zip(bucket.states, bucket.owners, displacement, strict=bool(displacement)):
+        state["displacement"] = sharded.as_part_of(p, moved_by)
+
+
+def _move_by_kernel(opt: "StepTunedSGD", bucket: Bucket, workspace: Workspace) -> None:
+    """`_move` where the kernel does the arithmetic: it needs no copy of a gradient that is the optimizer's alone."""
+    sign, decay = bucket.sign, bucket.group["weight_decay"]
+    step = bucket.group["moved"].item()
+    may_hold = step * decay <= 0.5  # else too much of theta_{k+1/2} would be lost to rounding
+    owned = [may_hold and owns_memory(g) for g in bucket.grads]
+    if all(owned):
+        workspace.first_pass(bucket.grads, None, step, sign=sign, decay=decay)
+        _hold(opt, bucket, bucket.grads, RawGradient(sign, decay, 1 / (1 - step * decay)))
+        return
+    copies = [torch.empty_like(p) for p in bucket.params]
+    workspace.first_pass(bucket.grads, copies, step, sign=sign, decay=decay)
+    _hold(opt, bucket, copies, 1)
+
+
+def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradient | int) -> None:
+    """Keep g0 until the second pass. Where it is the gradient itself, notice if someone writes to it."""
+    if not all(bucket.states):
+        bucket.states = [state or fresh_state(p) for state, p in zip(bucket.states, bucket.owners, strict=True)]
+        opt.state.update(zip(bucket.owners, bucket.states, strict=True))
+    for p, g, new, state in zip(bucket.owners, bucket.grads, g0, bucket.states, strict=True):
+        if new is g:
+            if g.requires_grad:
+                new = g.detach()  # without the graph that create_graph=True leaves on it
+            opt._versions.append((new, new._version))
+        state["g0"], state["held"] = new if type(p) is Parameter else sharded.as_part_of(p, new), held
         p.grad = None
 
 
@@ -158,7 +196,7 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
             step = (bucket.group["effective_lr"] * coefficient).to(bucket.device)
             paired, single = bucket.split()
             if single.params:
-                flat.add_scaled(single.params, single.gradient_of_J(scaling), -step)
+                _descend(single, step, scaling)
             if paired.params:
                 shares.add(paired.place, in_row(opt, paired.group, _measure(opt, paired, step, scaling, valid)))
                 measured.update(map(id, paired.states))
@@ -203,6 +241,8 @@ def in_row(opt: "TwoPasses", group: dict[str, Any], share: Tensor) -> Tensor:
 def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
     """The second half step of a bucket's parameters, which have g0, and their share of <G, dtheta> and |dtheta|^2."""
     group, params = bucket.group, bucket.params
+    if bucket.workspace is not None:
+        return _measure_by_kernel(bucket, bucket.workspace, step.item())
     g0, G = bucket.held("g0"), bucket.held("G")
     moved = group["moved"].to(bucket.device)
     along_g0 = torch.stack((-moved, moved**2)) * unit_of_G(group, moved)
@@ -222,6 +262,25 @@ def unit_of_G(group: dict[str, Any], step: Tensor) -> Tensor | float:
     return torch.stack((step, torch.ones_like(step))) if group["divided"] else 1.0
 
 
+def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> Tensor:
+    """The kernel's part of `_measure`."""
+    group, held = bucket.group, bucket.states[0]["held"]
+    moved = group["moved"].item()
+    unit = moved if group["divided"] else 1.0
+    along, square = workspace.second_pass(
+        bucket.grads,
+        bucket.held("g0"),
+        bucket.held("G"),
+        step,
+        sign=bucket.sign,
+        decay=group["weight_decay"],
+        raw=held if isinstance(held, RawGradient) else COMPLETE,
+        beta=group["beta"],
+        scale=1 / unit if unit else 0.0,
+    )
+    return torch.tensor((-moved * along * unit, moved * moved * square), dtype=torch.float64)
+
+
 def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | None, shares: sharded.Shares) -> None:
     """The same for parameters that lack a gradient: dg is zero, so their part of G fades."""
     if len(measured) == len(opt.state):
@@ -235,9 +294,7 @@ def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | N
             flat.fade(G, group["beta"], None if valid is None else valid.to(p.device))
             if state["held"]:
                 displacement = (
-                    sharded.local(state["displacement"])
-                    if is_low_precision(p)
-                    else sharded.local(state["g0"]) * -group["moved"].to(p.device)
+                    sharded.local(state["displacement"]) if is_low_precision(p) else g0_of(state, p) * -group["moved"].to(p.device)
                 )
                 share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
                 share = share * unit_of_G(group, group["moved"].to(p.device))
@@ -246,6 +303,9 @@ def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | N
 
 def _tune(group: dict[str, Any], curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
     """gamma_{k+1}, unless the measurement is not finite or the iteration not valid; and the counts."""
+    if curvature.device.type == "cpu" and valid is None and not group["relative"]:
+        _tune_on_host(group, curvature.item(), square.item())
+        return
     m, M = group["bounds"]
     k, streak = group["k"], group["streak"]
     n = k - group["single"]  # measurements so far
@@ -275,12 +335,45 @@ def _relative(group: dict[str, Any], measured: Tensor, fine: Tensor, positive: T
     return torch.where(positive, measured / rule.reference(log_mean, n), measured)
 
 
+def _tune_on_host(group: dict[str, Any], curvature: float, square: float) -> None:
+    """`_tune` in Python's floats, to the same bits: forty operations on 0-d tensors take longer than a small model's step."""
+    (m, M), nu = group["bounds"], group["nu"]
+    n, streak = group["k"].item() - group["single"].item(), group["streak"].item()
+    curvature *= 1 / (1 - group["beta"] ** (n + 1.0))
+    fine = math.isfinite(curvature) and math.isfinite(square)
+    if fine:
+        measured = square / curvature if curvature > 0 else nu
+        lower, upper = measured <= m, measured >= M
+        group["gamma"].fill_(min(max(measured, m), M))
+        group["raw_gamma"].fill_(measured)
+        group["curvature"].fill_(curvature / square if square > 0 else curvature)
+        group["streak"].fill_(min(streak, 0) - 1 if lower else max(streak, 0) + 1 if upper else 0)
+        happened = (not curvature > 0, lower, upper, False)
+    else:
+        measured, happened = math.nan, (False, False, False, True)
+    group["recent"][n % RECENT] = measured
+    if any(happened):
+        group["tally"].add_(_as_tensor(happened))
+    group["k"].add_(1)
+
+
+@functools.cache
+def _as_tensor(happened: tuple[bool, ...]) -> Tensor:
+    return torch.tensor(happened, dtype=torch.int64)
+
+
 def _clip_coefficient(opt: "StepTunedSGD", buckets: list[Bucket], scaling: Scaling | None) -> Tensor | float:
     limit = opt.param_groups[0]["max_grad_norm"]
     if limit is None or not buckets:
         return 1.0
     shares = sharded.Shares(opt.param_groups[0]["gamma"].new_zeros(()))
     for bucket in buckets:
-        shares.add(bucket.place, flat.square(bucket.gradient_of_J(scaling)))
+        if bucket.workspace is None:
+            share = flat.square(bucket.gradient_of_J(scaling))
+        else:
+            decay = bucket.group["weight_decay"]
+            square = bucket.workspace.square(bucket.grads, sign=bucket.sign, decay=decay)
+            share = torch.tensor(square, dtype=torch.float64)
+        shares.add(bucket.place, share)
     norm = sharded.reduce(shares, params_of(opt)).sqrt()
     return (limit / (norm + 1e-6)).clamp(max=1.0)

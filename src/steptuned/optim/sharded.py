@@ -91,6 +91,9 @@ def reduce(shares: dict[Place | None, Tensor], params: Iterable[Tensor]) -> Tens
     and others replicated, the first rank counts the latter.
     """
     total = shares[None]
+    params = list(params)
+    if not any(map(is_dtensor, params)):
+        return total
     along: dict[Any, list[bool]] = {}
     for p in params:
         found = place(p)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import VALID
-from steptuned.optim.bucket import is_low_precision, precision
+from steptuned.optim.bucket import g0_of, is_low_precision, precision
+from steptuned.optim.kernel import RawGradient
 
 if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
@@ -162,6 +163,8 @@ def filled(opt: "TwoPasses") -> Iterator[None]:
                     else value
                     for name, value in state.items()
                 }
+                if isinstance(opt.state[p]["held"], RawGradient):
+                    opt.state[p].update(g0=sharded.as_part_of(p, g0_of(opt.state[p], p)), held=1)
     try:
         yield
     finally:

@@ -1,0 +1,311 @@
+"""The arithmetic of `flat` on the CPU in one pass over the memory: kernel.c, compiled at first use.
+
+The kernel and the torch path agree to rounding. The kernel's own results are bit-identical for any
+number of threads. Where it cannot be compiled or loaded, the torch path is used, without a word;
+`kernel_status` says so.
+"""
+
+import ctypes
+import functools
+import hashlib
+import operator
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.resources import files
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+COMPILERS = ("cc", "gcc", "clang")
+# No -ffast-math: infinities are looked for. No -march=native: the cache may be shared by machines.
+# No contraction: the same rounding on every processor.
+FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-Wno-psabi", "-x", "c", "-")
+REALS = {torch.float32: "float", torch.float64: "double"}
+
+DATA_PTR: Callable[[Any], int] = Tensor.data_ptr
+
+UNIT = 16384
+"""As in kernel.c: elements that are measured together."""
+
+SHARE = 1 << 18
+"""Elements per thread below which another thread does not pay."""
+
+
+class KernelStatus(NamedTuple):
+    """Whether the CPU kernel is used, and why it is or is not."""
+
+    active: bool
+    reason: str
+
+
+def kernel_status() -> KernelStatus:
+    """Whether steps on the CPU use the compiled kernel, and why. Compiles it, if that is still to do.
+
+    The environment variable ``STEPTUNED_KERNEL=off`` turns the kernel off.
+
+    Examples:
+        >>> import steptuned
+        >>> status = steptuned.kernel_status()
+        >>> status.active in (True, False)
+        True
+    """
+    kernel, reason = _load(torch.float32)
+    return KernelStatus(kernel is not None, reason)
+
+
+# ------------------------------------------------------------------------------------ calling
+
+
+class _Call(ctypes.Structure):
+    """``struct call`` of kernel.c."""
+
+    _fields_ = (
+        ("tensors", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("starts", "p", "g", "g0", "G")),
+        *((name, ctypes.c_double) for name in ("sign", "decay", "sign0", "decay0", "ratio0")),
+        *((name, ctypes.c_double) for name in ("step", "beta", "share")),
+        *((name, ctypes.c_void_p) for name in ("along", "square")),
+        ("next", ctypes.c_int64),
+    )
+
+
+class RawGradient(NamedTuple):
+    """What turns a gradient of the first pass, held as backward left it, into g0.
+
+    theta_{k+1/2} = theta_k - step g0 and g0 = sign gradient + decay theta_k, so that
+    g0 = ratio (sign gradient + decay theta_{k+1/2}): g0 needs no memory of its own.
+    """
+
+    sign: float
+    decay: float
+    ratio: float
+
+    def g0(self, gradient: Tensor, half: Tensor) -> Tensor:
+        """g0, rounded as the kernel rounds it. ``half`` is theta_{k+1/2}."""
+        if not self.decay:
+            return gradient if self.sign == 1 else -gradient
+        return half.detach().mul(self.decay).add_(gradient, alpha=self.sign).mul_(self.ratio)
+
+
+COMPLETE = RawGradient(1.0, 0.0, 1.0)
+
+
+class Kernel:
+    """kernel.c, compiled for one precision."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self.first_pass, self.second_pass, self.square = (
+            getattr(library, name) for name in ("first_pass", "second_pass", "square")
+        )
+        for function in (self.first_pass, self.second_pass, self.square):
+            function.argtypes, function.restype = [ctypes.POINTER(_Call)], None
+
+
+class Workspace:
+    """Parameters in the order in which the kernel works on them, and where they lie in memory."""
+
+    def __init__(self, kernel: Kernel, params: Sequence[Tensor]) -> None:
+        self._kernel = kernel
+        self._params = params
+        self._addresses = addresses(params)
+        self._starts = array("q", (0, *accumulate([p.numel() for p in params])))
+
+    def is_current(self) -> bool:
+        """Whether the parameters still lie where they did."""
+        return addresses(self._params) == self._addresses
+
+    def first_pass(
+        self,
+        grads: Sequence[Tensor],
+        copies: Sequence[Tensor | None] | None,
+        step: float,
+        *,
+        sign: float,
+        decay: float,
+    ) -> None:
+        """theta -= step g0, where g0 = sign gradient + decay theta, kept in ``copies`` if asked."""
+        options = {"sign": sign, "decay": decay, "step": step}
+        nowhere = [None] * len(grads)
+        self._run(self._kernel.first_pass, {"g": grads, "g0": copies or nowhere}, options)
+        torch.autograd.graph.increment_version(self._params)
+
+    def second_pass(
+        self,
+        grads: Sequence[Tensor],
+        held: Sequence[Tensor],
+        G: Sequence[Tensor],
+        step: float,
+        *,
+        sign: float,
+        decay: float,
+        raw: RawGradient,
+        beta: float,
+        scale: float = 1.0,
+    ) -> tuple[float, float]:
+        """theta -= step g1 and G = beta G + (1 - beta) scale (g1 - g0). <G, g0> and |g0|^2.
+
+        ``raw`` says how g0 comes from what is held. Where the square of g1 - g0 is not finite over
+        a unit, it counts as zero in that unit's G, and the inner product is nan.
+        """
+        options = {"sign": sign, "decay": decay, "step": step}
+        options |= {"sign0": raw.sign, "decay0": raw.decay, "ratio0": raw.ratio}
+        options |= {"beta": beta, "share": (1 - beta) * scale}
+        sums = self._run(self._kernel.second_pass, {"g": grads, "g0": held, "G": G}, options)
+        torch.autograd.graph.increment_version(self._params)
+        return sums
+
+    def square(self, grads: Sequence[Tensor], *, sign: float, decay: float) -> float:
+        """|sign gradient + decay theta|^2."""
+        return self._run(self._kernel.square, {"g": grads}, {"sign": sign, "decay": decay})[1]
+
+    def _run(
+        self,
+        function: Any,
+        tensors: dict[str, Sequence[Tensor | None]],
+        options: dict[str, float],
+    ) -> tuple[float, float]:
+        """Call the kernel, in as many threads as torch would use where there is work for them."""
+        elements = self._starts[-1]
+        empty = bytes(8 * -(-elements // UNIT))
+        along, square = array("d", empty), array("d", empty)
+        lists: list[array[Any]] = [self._starts, self._addresses, along, square, *map(addresses, tensors.values())]
+        starts, p, *sums_and_tensors = (each.buffer_info()[0] for each in lists)
+        pointers = dict(zip(("along", "square", *tensors), sums_and_tensors, strict=True))
+        call = _Call(len(self._params), starts, p, **pointers, **options)
+        others = min(torch.get_num_threads(), elements // SHARE) - 1
+        if others > 0:
+            _run_in_threads(_Task(function, call, (self, tensors, lists)), others)
+        else:
+            function(call)
+        return functools.reduce(operator.add, along, 0.0), functools.reduce(operator.add, square, 0.0)
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> "array[int]":
+    if type(None) in map(type, tensors):
+        return array("Q", [0 if t is None else t.data_ptr() for t in tensors])
+    return array("Q", [*map(DATA_PTR, tensors)])
+
+
+class _Task(NamedTuple):
+    function: Any
+    call: _Call
+    alive: Any
+    """What must stay in memory as long as a thread works on it."""
+
+    def run(self) -> None:
+        self.function(self.call)  # without the GIL, until all units are taken
+
+
+def _run_in_threads(task: "_Task", others: int) -> None:
+    """In this thread and in others, as far as they start before the work is done."""
+    started: list[Future[None]] = []
+    try:
+        pool = _pool(others)
+        started = [pool.submit(task.run) for _ in range(others)]
+    except RuntimeError:  # the interpreter is going down, or has no room for a thread
+        pass
+    task.run()
+    for future in started:
+        if not future.cancel():
+            future.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="steptuned")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+
+
+# ------------------------------------------------------------------- compiling and loading
+
+
+def kernel_for(dtype: torch.dtype) -> Kernel | None:
+    """The kernel for tensors of this precision, if there is one."""
+    return _load(dtype)[0]
+
+
+@functools.cache
+def _load(dtype: torch.dtype) -> tuple[Kernel | None, str]:
+    wish = os.environ.get("STEPTUNED_KERNEL", "on")
+    if wish not in ("on", "off", ""):
+        raise ValueError(f"STEPTUNED_KERNEL must be on or off, got {wish!r}")
+    if wish == "off":
+        return None, "STEPTUNED_KERNEL=off"
+    if dtype not in REALS:
+        return None, f"there is no kernel for {dtype}"
+    if os.name != "posix":
+        return None, f"there is no kernel for {platform.system()}"
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        return None, f"no C compiler was found (looked for {', '.join(COMPILERS)})"
+    reason = "no folder for it that only this user can write to"
+    for folder in filter(_is_private, _folders()):
+        try:
+            version = _output(compiler, "--version").splitlines()[0]
+            return Kernel(_library(folder, compiler, version, REALS[dtype])), (f"compiled by {version}, in {folder}")
+        except (OSError, subprocess.SubprocessError, AttributeError, IndexError) as error:  # noqa: PERF203
+            reason = f"it could not be compiled or loaded: {error}"
+    return None, reason
+
+
+def _folders() -> Iterator[Path]:
+    """The user's cache, and a temporary folder should that be read-only or without a home."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    cache = cache if os.path.isabs(cache) else os.path.expanduser("~/.cache")
+    if os.path.isabs(cache):
+        yield Path(cache, "steptuned", "kernel")
+    yield Path(tempfile.gettempdir(), f"steptuned-kernel-{os.getuid()}")
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether this folder, made if it is not there, is the user's alone: what it holds is executed."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return own and not found.st_mode & 0o077 and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _library(folder: Path, compiler: str, version: str, real: str) -> Path:
+    """The compiled kernel in the cache. Its name ends in its checksum; what does not match is removed."""
+    source = files("steptuned.optim").joinpath("kernel.c").read_bytes()
+    about = (version, compiler, *FLAGS, real, platform.system(), platform.machine())
+    key = hashlib.sha256(b"\0".join((source, *map(str.encode, about)))).hexdigest()[:16]
+    for path in sorted(folder.glob(f"{key}-*.so")):
+        if path.name == _named(key, path.read_bytes()):
+            return path
+        path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as work:
+        output = Path(work, "kernel.so")
+        _output(compiler, f"-DREAL={real}", *FLAGS, "-o", str(output), given=source)
+        path = folder / _named(key, output.read_bytes())
+        os.replace(output, path)  # several processes may do this at once: each leaves a whole file
+    return path
+
+
+def _named(key: str, content: bytes) -> str:
+    return f"{key}-{hashlib.sha256(content).hexdigest()}.so"
+
+
+def _output(*command: str, given: bytes = b"") -> str:
+    done = subprocess.run(command, input=given, capture_output=True, timeout=60, check=False)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise OSError(f"{command[0]} failed: {lines[0] if lines else done.returncode}")
+    return done.stdout.decode(errors="replace")

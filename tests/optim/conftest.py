@@ -1,0 +1,29 @@
+"""The two ways in which a step is computed on the CPU."""
+
+import pytest
+
+from steptuned.optim import kernel
+
+
+@pytest.fixture(scope="module", params=["kernel", "torch"])
+def path(request):
+    """Run a module's tests with the compiled kernel and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPTUNED_KERNEL", "on" if request.param == "kernel" else "off")
+        kernel._load.cache_clear()
+        active, reason = kernel.kernel_status()
+        if request.param == "kernel" and not active:
+            pytest.skip(f"no kernel: {reason}")
+        assert active == (request.param == "kernel")
+        yield request.param
+    kernel._load.cache_clear()
+
+
+@pytest.fixture
+def torch_path(monkeypatch):
+    """For tests of the torch path itself."""
+    monkeypatch.setenv("STEPTUNED_KERNEL", "off")
+    kernel._load.cache_clear()
+    yield
+    monkeypatch.undo()
+    kernel._load.cache_clear()

@@ -1,0 +1,371 @@
+"""The compiled kernel: the same as the torch path, for any number of threads, compiled safely by many processes at once."""
+
+import copy
+import ctypes
+import multiprocessing
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import steptuned
+from compare import same
+from steptuned import StepTunedSGD
+from steptuned.optim import halves, kernel
+from steptuned.optim.state import fresh_scalars
+
+pytestmark = pytest.mark.skipif(not steptuned.kernel_status().active, reason=f"no kernel: {steptuned.kernel_status().reason}")
+
+SHAPES = [(3, 5), (), (70_001,), (0, 4), (2, 3, 4, 4), (16_384,), (1,)]
+
+OPTIONS = {
+    "plain": {},
+    "weight decay": {"weight_decay": 0.1},
+    "much weight decay": {"weight_decay": 8.0},
+    "maximize": {"maximize": True},
+    "maximize with weight decay": {"maximize": True, "weight_decay": 0.1},
+    "clipping": {"max_grad_norm": 0.5, "weight_decay": 0.1},
+    "beta 0": {"beta": 0.0},
+}
+
+
+@pytest.fixture
+def off(monkeypatch):
+    """Turn the kernel off by calling this."""
+
+    def turn_off():
+        monkeypatch.setenv("STEPTUNED_KERNEL", "off")
+        kernel._load.cache_clear()
+
+    yield turn_off
+    monkeypatch.undo()
+    kernel._load.cache_clear()
+
+
+def run(options, iterations=6, dtype=torch.float64, shapes=SHAPES, groups=2):
+    """Everything an optimizer has after some iterations with made-up gradients of a bounded function."""
+    generator = torch.Generator().manual_seed(0)
+
+    def new(shape):
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
+    params = [new(shape).requires_grad_() for shape in shapes]
+    params[4] = params[4].detach().to(memory_format=torch.channels_last).requires_grad_() if len(params) > 4 else params[-1]
+    opt = StepTunedSGD([{"params": params[i::groups], "lr": 0.1 + 0.02 * i} for i in range(groups)], bounds=(1e-3, 1e3), **options)
+    shifts = [[new(p.shape) for p in params] for _ in range(iterations)]
+    gammas = []
+    for shift in shifts:
+        for _ in opt.passes():
+            for p, c in zip(params, shift, strict=True):
+                p.grad = torch.empty_like(p).copy_(torch.tanh(p.detach() - c))
+        gammas.append(opt.gamma.item())
+    return [p.detach() for p in params], [opt.state[p]["G"] for p in params], gammas, opt.stats()
+
+
+# ---------------------------------------------------------------------------------------------- the same results
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_kernel_and_the_torch_path_agree(name, off):
+    by_kernel = run(OPTIONS[name])
+    off()
+    for a, b in zip(by_kernel[:2], run(OPTIONS[name])[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_results_are_bit_identical_for_any_number_of_threads(dtype, monkeypatch):
+    monkeypatch.setattr(kernel, "SHARE", 1)
+    used = []
+    monkeypatch.setattr(kernel, "_run_in_threads", lambda task, n, run=kernel._run_in_threads: (used.append(n), run(task, n)))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            results.append(run({"weight_decay": 0.1, "max_grad_norm": 0.5}, dtype=dtype))
+    finally:
+        torch.set_num_threads(before)
+    assert {*used} == {1, 2, 7}
+    for other in results[1:]:
+        assert same(results[0], other)
+
+
+def test_a_process_made_by_fork_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(kernel, "SHARE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    expected = run({})
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=lambda: sys.exit(0 if same(run({}), expected) else 1))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_gcc_and_clang_give_the_same_bits(compiler, tmp_path, monkeypatch):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no {compiler} here")
+    expected = run({"weight_decay": 0.1, "max_grad_norm": 0.5}, dtype=torch.float32)
+    monkeypatch.setattr(kernel, "COMPILERS", (compiler,))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel._load.cache_clear()
+    try:
+        assert str(tmp_path) in steptuned.kernel_status().reason
+        assert same(run({"weight_decay": 0.1, "max_grad_norm": 0.5}, dtype=torch.float32), expected)
+    finally:
+        monkeypatch.undo()
+        kernel._load.cache_clear()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999])
+def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
+    """Both forms of `_tune`, over measurements of all kinds."""
+    options = {"beta": beta, "nu": 1.7, "bounds": (0.3, 5.0)}
+    floats, tensors = ({**options, **fresh_scalars(torch.device("cpu"))} for _ in range(2))
+    generator = torch.Generator().manual_seed(1)
+    kinds = [torch.tensor((c, s), dtype=torch.float64) for c in (0.0, -0.0, torch.nan, torch.inf) for s in (0.0, 2.0, torch.inf)]
+    for sums in [*torch.randn(300, 2, generator=generator, dtype=torch.float64), *kinds]:
+        curvature, square = sums[0], sums[1].abs()
+        halves._tune_on_host(floats, curvature.item(), square.item())
+        fake = type("Fake", (), {"param_groups": [tensors]})
+        halves._tune(fake, curvature, square, torch.tensor(True))
+        assert same(floats, tensors)
+
+
+# ---------------------------------------------------------------------------------------------- held gradients
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"maximize": True}, {"maximize": True, "weight_decay": 0.1}])
+def test_a_gradient_is_held_without_a_copy_and_saved_with_weight_decay_and_sign(options):
+    theta = torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    start = theta.detach().clone()
+    opt = StepTunedSGD([theta], lr=0.1, **options)
+    theta.grad = g = torch.linspace(-1, 1, 50, dtype=torch.float64)
+    opt.half_step()
+    assert opt.state[theta]["g0"].data_ptr() == g.data_ptr()
+    saved = opt.state_dict()["state"][0]
+    expected = (-g if "maximize" in options else g) + options.get("weight_decay", 0.0) * start
+    torch.testing.assert_close(saved["g0"], expected, rtol=1e-13, atol=1e-13)
+    assert saved["held"] == 1
+    assert opt.state[theta]["g0"].data_ptr() == g.data_ptr(), "saving changes nothing"
+
+
+def test_a_run_saved_between_the_passes_goes_on_bit_for_bit():
+    def iterate(theta, opt, halves):
+        for i in halves:
+            theta.grad = torch.tanh(theta.detach() - 0.01 * (i // 2))
+            opt.half_step() if i % 2 == 0 else opt.step()
+
+    def make(values):
+        theta = values.clone().requires_grad_()
+        return theta, StepTunedSGD([theta], lr=0.3, weight_decay=0.05, maximize=True)
+
+    start = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    theta, opt = make(start)
+    iterate(theta, opt, range(7))
+    other, loaded = make(theta.detach())
+    loaded.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for each in ((theta, opt), (other, loaded)):
+        iterate(*each, range(7, 14))
+    assert same((theta, opt.state_dict()), (other, loaded.state_dict()))
+
+
+def test_weight_decay_changed_between_the_passes_counts_for_the_second_only():
+    theta = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1, weight_decay=0.5, beta=0.0)
+    theta.grad = torch.tensor([1.0], dtype=torch.float64)
+    opt.half_step()  # g0 = 2
+    opt.param_groups[0]["weight_decay"] = 0.0
+    theta.grad = torch.tensor([3.0], dtype=torch.float64)
+    opt.step()
+    torch.testing.assert_close(opt.state[theta]["G"].item(), 1.0)
+
+
+def test_autograd_notices_that_the_kernel_wrote_to_a_parameter():
+    theta = torch.ones(3, requires_grad=True)
+    loss = (theta**3).sum()
+    opt = StepTunedSGD([theta], lr=0.1)
+    theta.grad = torch.ones(3)
+    opt.half_step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_measurement_that_overflows_leaves_nothing_in_G_of_its_unit_and_any_number_of_threads_agrees(monkeypatch):
+    monkeypatch.setattr(kernel, "SHARE", 1)
+    results = []
+    for threads in (1, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        theta = torch.ones(5 * kernel.UNIT, requires_grad=True)
+        opt = StepTunedSGD([theta], lr=0.1)
+        for k in range(3):
+            for i in opt.passes():
+                theta.grad = torch.full_like(theta, 1.0 + 0.1 * i)
+                if (k, i) == (1, 1):
+                    theta.grad[2 * kernel.UNIT + 5] = torch.inf
+                    theta.grad[2 * kernel.UNIT + 6] = 1e15
+        assert opt.stats().ignored == 1
+        G = opt.state[theta]["G"]
+        assert G.abs().max() < 1
+        results.append((G, opt.gamma))
+    assert same(*results)
+
+
+@pytest.mark.parametrize("change", ["another memory", "a transposed view", "another precision"])
+def test_a_parameter_whose_memory_changes_is_followed(change, off):
+    def follow():
+        theta = torch.arange(16.0).reshape(4, 4).requires_grad_()
+        opt = StepTunedSGD([theta], lr=0.1, beta=0.5)
+        for k in range(6):
+            if k == 3 and change == "another memory":
+                theta.data = theta.data.clone()
+            if k == 3 and change == "a transposed view":
+                theta.data = theta.data.t()
+            if k == 3 and change == "another precision":
+                theta.data = theta.data.double()
+            for _ in opt.passes():
+                theta.grad = torch.tanh(theta.detach()).contiguous()
+        return theta.detach()
+
+    by_kernel = follow()
+    off()
+    torch.testing.assert_close(by_kernel, follow())
+
+
+# ---------------------------------------------------------------------------------------------- the cache
+
+STATUS = "import steptuned; print(*steptuned.kernel_status())"
+
+
+def start(cache, **environment):
+    command = [sys.executable, "-c", STATUS]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def libraries(cache):
+    return sorted((Path(cache) / "steptuned" / "kernel").iterdir())
+
+
+def test_eight_processes_that_start_at_once_leave_one_whole_file(tmp_path):
+    processes = [start(tmp_path) for _ in range(8)]
+    for process in processes:
+        said, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        assert said.startswith("True"), said
+        assert not errors
+    assert [path.suffix for path in libraries(tmp_path)] == [".so"]
+    assert stat.S_IMODE((tmp_path / "steptuned" / "kernel").stat().st_mode) == 0o700
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Load the kernel from a cache of its own: a function that says where the library lies and that it works."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernel.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def load():
+        kernel._load.cache_clear()
+        status = steptuned.kernel_status()
+        run({}, iterations=1, dtype=torch.float32)
+        return status
+
+    yield load
+    monkeypatch.undo()
+    kernel._load.cache_clear()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "one byte", "another library", "empty"])
+def test_a_damaged_or_foreign_file_is_rebuilt_and_never_loaded(damage, tmp_path, cache, monkeypatch):
+    cache()
+    (path,) = libraries(tmp_path / "cache")
+    content = path.read_bytes()
+    bad = {
+        "truncated": content[:-100],
+        "one byte": content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],
+        "another library": Path(sys.executable).read_bytes(),
+        "empty": b"",
+    }[damage]
+    path.unlink()
+    path.write_bytes(bad)
+    opened = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, load=ctypes.CDLL: (opened.append(Path(name).read_bytes()), load(name))[1])
+    assert cache().active
+    assert opened == [content], "the same source makes the same library"
+    assert libraries(tmp_path / "cache") == [path]
+
+
+def test_a_second_start_compiles_nothing(cache, monkeypatch):
+    cache()
+    commands = []
+    output = kernel._output
+    monkeypatch.setattr(kernel, "_output", lambda *command, **given: (commands.append(command[1:]), output(*command, **given))[1])
+    assert cache().active
+    assert commands == [("--version",)] * len(commands)
+
+
+def test_another_source_compiler_or_machine_is_another_file(tmp_path, cache, monkeypatch):
+    cache()
+    before = libraries(tmp_path / "cache")
+    monkeypatch.setattr(kernel.platform, "machine", lambda: "another")
+    cache()
+    assert len(libraries(tmp_path / "cache")) == 2 * len(before)
+
+
+def test_a_cache_that_cannot_be_written_gives_way_to_a_temporary_folder(tmp_path, cache):
+    (tmp_path / "cache").write_text("a file, where a folder should be")
+    status = cache()
+    assert status.active
+    assert str(tmp_path / f"steptuned-kernel-{os.getuid()}") in status.reason
+
+
+@pytest.mark.parametrize("kind", ["of others", "open to others", "a link"])
+def test_a_folder_that_others_could_write_to_is_not_used(kind, tmp_path, cache, monkeypatch):
+    folder = tmp_path / "cache" / "steptuned" / "kernel"
+    folder.mkdir(parents=True, mode=0o700)
+    if kind == "open to others":
+        folder.chmod(0o777)
+    elif kind == "a link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        monkeypatch.setattr(kernel.os, "getuid", lambda: 12345)
+    status = cache()
+    assert str(folder) not in status.reason
+    assert status.active == (kind != "of others")
+    assert not list(folder.iterdir())
+
+
+def test_without_a_compiler_or_with_a_broken_one_the_torch_path_is_used_silently(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(kernel, "COMPILERS", ("no-such-compiler",))
+    assert cache() == (False, "no C compiler was found (looked for no-such-compiler)")
+    broken = tmp_path / "broken-cc"
+    broken.write_text("#!/bin/sh\necho it is broken >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(kernel, "COMPILERS", (str(broken),))
+    active, reason = cache()
+    assert not active
+    assert "it is broken" in reason
+
+
+def test_the_environment_turns_the_kernel_off_and_a_mistake_in_it_is_an_error(cache, monkeypatch):
+    monkeypatch.setenv("STEPTUNED_KERNEL", "off")
+    assert cache() == (False, "STEPTUNED_KERNEL=off")
+    monkeypatch.setenv("STEPTUNED_KERNEL", "of")
+    with pytest.raises(ValueError, match="must be on or off, got 'of'"):
+        cache()
+
+
+def test_it_compiles_without_a_warning(tmp_path):
+    source = Path(kernel.__file__).with_name("kernel.c")
+    for compiler in filter(shutil.which, ("gcc", "clang")):
+        for real in kernel.REALS.values():
+            flags = [flag for flag in kernel.FLAGS if flag not in ("-w", "-x", "c", "-")]
+            command = [compiler, *flags, "-Wall", "-Wextra", f"-DREAL={real}", source, "-o", tmp_path / "out.so"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            assert "warning" not in done.stderr
