@@ -125,15 +125,14 @@ def test_gcc_and_clang_give_the_same_bits(compiler, tmp_path, monkeypatch):
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999])
 def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
     """Both forms of `_tune`, over measurements of all kinds."""
-    options = {"beta": beta, "nu": 1.7, "bounds": (0.3, 5.0)}
+    options = {"beta": beta, "nu": 1.7, "bounds": (0.3, 5.0), "relative": False}
     floats, tensors = ({**options, **fresh_scalars(torch.device("cpu"))} for _ in range(2))
     generator = torch.Generator().manual_seed(1)
     kinds = [torch.tensor((c, s), dtype=torch.float64) for c in (0.0, -0.0, torch.nan, torch.inf) for s in (0.0, 2.0, torch.inf)]
     for sums in [*torch.randn(300, 2, generator=generator, dtype=torch.float64), *kinds]:
         curvature, square = sums[0], sums[1].abs()
         halves._tune_on_host(floats, curvature.item(), square.item())
-        fake = type("Fake", (), {"param_groups": [tensors]})
-        halves._tune(fake, curvature, square, torch.tensor(True))
+        halves._tune(tensors, curvature, square, torch.tensor(True))
         assert same(floats, tensors)
 
 

@@ -148,7 +148,7 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
     return buckets
 
 
-def is_sound(opt: "StepTunedSGD", scaling: Scaling) -> bool:
+def is_sound(opt: "TwoPasses", scaling: Scaling) -> bool:
     """Whether the host knows that no pass of this iteration has overflowed so far."""
     found_inf, first = scaling.found_inf, opt.param_groups[0]
     if not (found_inf.is_cpu and first["sound"].is_cpu):
@@ -173,7 +173,7 @@ _known: WeakKeyDictionary[torch.optim.Optimizer, Known] = WeakKeyDictionary()
 GRAD, IS_CPU, DTYPE = (vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "is_cpu", "dtype"))
 
 
-def _remember(opt: "StepTunedSGD", buckets: list[Bucket]) -> None:
+def _remember(opt: "TwoPasses", buckets: list[Bucket]) -> None:
     """Keep the buckets, if they hold all parameters in order, and these are plain tensors that have their state."""
     ids = [id(p) for p in params_of(opt)]
     if (
@@ -186,7 +186,7 @@ def _remember(opt: "StepTunedSGD", buckets: list[Bucket]) -> None:
         _known.pop(opt, None)
 
 
-def _gather_again(opt: "StepTunedSGD") -> list[Bucket]:
+def _gather_again(opt: "TwoPasses") -> list[Bucket]:
     """The same parameters as in the last pass with their new gradients; nothing, if anything else has changed.
 
     With many small tensors, gathering costs more than the arithmetic: here each tensor is asked as little as possible.

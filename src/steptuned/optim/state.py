@@ -163,7 +163,7 @@ def filled(opt: "TwoPasses") -> Iterator[None]:
                     else value
                     for name, value in state.items()
                 }
-                if isinstance(opt.state[p]["held"], RawGradient):
+                if isinstance(opt.state[p].get("held"), RawGradient):
                     opt.state[p].update(g0=sharded.as_part_of(p, g0_of(opt.state[p], p)), held=1)
     try:
         yield
