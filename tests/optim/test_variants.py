@@ -17,6 +17,7 @@ from compare import same
 from problems import Network, Regression
 from steptuned import StepTunedSGD
 from test_diagnostics import run
+from test_forms import batches, dropout_network
 from test_state import WAYS, assert_same_run, loss, make
 from test_twins import close, joined
 
@@ -145,16 +146,6 @@ def test_under_a_cosine_schedule_gamma_does_not_collapse_as_undivided_difference
         gammas.append(opt.gamma.item())
     assert 0.5 < min(gammas[n // 2 :]) < max(gammas[n // 2 :]) < 2
     assert set(undivided[-160:]) == {0.05}
-
-
-def dropout_network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Dropout(0.4), nn.Linear(20, 3))
-
-
-def batches(n):
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(10, 6, generator=generator), torch.randn(10, 3, generator=generator)) for _ in range(n)]
 
 
 def back_propagate(model, opt, x, y):

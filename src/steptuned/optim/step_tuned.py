@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from steptuned.optim import sharded
 from steptuned.optim.arguments import check
 from steptuned.optim.bucket import params_of
-from steptuned.optim.scaling import Scaling, all_or_nothing
+from steptuned.optim.scaling import all_or_nothing
 from steptuned.optim.state import OF_PARAMETERS, SCALARS, fresh_group, fresh_scalars, fresh_state, upgrade
 from steptuned.optim.two_passes import TwoPasses
 from steptuned.optim.wrapped import first_half, second_half, single_pass
@@ -140,14 +140,7 @@ class StepTuned(TwoPasses):
     def state(self, state: Any) -> None:
         self.base.state = state
 
-    def _first_half(self, scaling: Scaling | None) -> None:
-        first_half(self, scaling)
-
-    def _second_half(self, scaling: Scaling | None) -> None:
-        second_half(self, scaling)
-
-    def _single_pass(self, scaling: Scaling | None) -> None:
-        single_pass(self, scaling)
+    _first_half, _second_half, _single_pass = first_half, second_half, single_pass
 
     # ------------------------------------------------------------------------------------------ state
 

@@ -8,7 +8,6 @@ from torch.optim.optimizer import ParamsT
 from steptuned.optim import sharded
 from steptuned.optim.arguments import check
 from steptuned.optim.halves import first_half, second_half, single_pass
-from steptuned.optim.scaling import Scaling
 from steptuned.optim.two_passes import TwoPasses
 
 
@@ -155,11 +154,4 @@ class StepTunedSGD(TwoPasses):
         self._start()
         super().__init__(params, defaults)
 
-    def _first_half(self, scaling: Scaling | None) -> None:
-        first_half(self, scaling)
-
-    def _second_half(self, scaling: Scaling | None) -> None:
-        second_half(self, scaling)
-
-    def _single_pass(self, scaling: Scaling | None) -> None:
-        single_pass(self, scaling)
+    _first_half, _second_half, _single_pass = first_half, second_half, single_pass
