@@ -1,6 +1,7 @@
 """The `steptuned` command: arguments in, one call out."""
 
 import functools
+import gc
 import inspect
 import os
 import shlex
@@ -100,6 +101,8 @@ PackedArgument = Annotated[
 
 def _open(context: typer.Context, folder: Path) -> Path:
     """A folder of runs. A packed folder is unpacked for as long as the command runs."""
+    if not (folder / "MANIFEST.json").exists():
+        return folder  # without the import of pyarrow, which takes a while
     from steptuned.lab.evidence import opened
 
     return context.with_resource(opened(folder))
@@ -128,6 +131,7 @@ def _begin(
 ) -> None:
     from steptuned.lab.extensions import extend
 
+    gc.freeze()  # modules stay in memory, so the garbage collector need not look at them again
     if started_by_torchrun():
         console.quiet = os.environ["RANK"] != "0"
         errors.quiet = os.environ["LOCAL_RANK"] != "0"  # one process per machine reports errors

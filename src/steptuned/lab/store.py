@@ -69,11 +69,8 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """How the run ended; None if it did not, or if its log has changed since."""
         result = self.read("result.json")
-        if not isinstance(result, dict) or not {"status", "bytes", "sha256", "last"} <= result.keys():
-            return None
-        if not self.log_path.exists() or self.log_path.stat().st_size != result["bytes"]:
-            return None
-        return result
+        size = self.log_path.stat().st_size if self.log_path.exists() else None
+        return result if is_result(result, size) else None
 
     def status(self) -> Status:
         result = self.result()
@@ -235,6 +232,13 @@ class Run:
         write_json(self.folder / "failed.json", {"reason": reason})
 
 
+def is_result(result: Any, log_bytes: int | None) -> bool:
+    """Whether this is the content of a result.json that belongs to a log of this size."""
+    if not isinstance(result, dict) or not {"status", "bytes", "sha256", "last"} <= result.keys():
+        return False
+    return bool(result["bytes"] == log_bytes)
+
+
 def final_of(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Final values of a run: means over its last 5 % of records, and the counts of the last one."""
     tail = records[-max(1, round(0.05 * len(records))) :]
@@ -308,7 +312,22 @@ class Store:
         return found
 
     def runs(self) -> list[Run]:
-        return [Run(path.parent) for path in sorted(self.folder.glob("*/*/spec.json"))]
+        return [Run(Path(folder)) for folder in self.run_folders()]
+
+    def run_folders(self) -> list[str]:
+        """The folders of all runs, sorted. Much faster than pathlib for thousands of runs."""
+        problems = [problem.path for problem in _folders(self.folder)]
+        folders = [run.path for problem in problems for run in _folders(problem)]
+        return [folder for folder in sorted(folders) if os.path.exists(f"{folder}/spec.json")]
+
+
+def _folders(folder: str | Path) -> list[os.DirEntry[str]]:
+    """The folders in a folder; none if it does not exist."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
 
 
 def _mark(experiments: list[dict[str, Any]]) -> str:

@@ -3,16 +3,18 @@
 It opens 10,000 runs in about a second, so it reads each file once and checks no more than it shows.
 """
 
-import json
+import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from steptuned.lab.catalogue import pairs
 from steptuned.lab.methods import METHODS
-from steptuned.lab.store import COMPLETE, Run, Store
+from steptuned.lab.store import COMPLETE, Run, Store, is_result
 
 COLUMNS = {
     "problem": "left",
@@ -27,6 +29,7 @@ COLUMNS = {
 """With their alignment."""
 SHOWN = {"problem", "method", "hyper", "options", "budget", "seed"}
 """What the table needs of a spec."""
+SEED = re.compile(rb'"seed": [0-9]+')
 LOSS = re.compile(rb'"loss": (-?[0-9.]+(?:e[-+]?[0-9]+)?)')
 """A finite loss in a line of a log: much faster than reading all its JSON."""
 
@@ -42,43 +45,73 @@ class Listing:
     """The folders whose spec cannot be read."""
 
 
+@dataclass
+class Ended:
+    """How a run ended, as far as it is shown."""
+
+    status: str
+    best: float = math.inf
+    """The smallest finite loss of the log."""
+    last: float | None = None
+    """The last loss; None if the run is not complete."""
+
+
 def listing_of(folder: Path) -> Listing:
-    sets: dict[tuple[str, str, str], list[tuple[Run, dict[str, Any]]]] = defaultdict(list)
+    sets: dict[tuple[str, str, bytes], list[str]] = defaultdict(list)
+    specs: dict[str, dict[str, Any]] = {}
     damaged = []
-    for run in Store(folder).runs():
-        spec = run.read("spec.json")
+    for path in Store(folder).run_folders():
+        content = _read(f"{path}/spec.json") or b""
+        spec = _json(content)
         if not isinstance(spec, dict) or not spec.keys() >= SHOWN:
-            damaged.append(run.folder)
+            damaged.append(Path(path))
             continue
-        key = json.dumps({**spec, "seed": 0}, sort_keys=True)
-        sets[spec["problem"], spec["method"], key].append((run, spec))
-    sizes = [len(runs) for runs in sets.values()]
-    rows = [_row(runs) for _, runs in sorted(sets.items(), key=lambda item: item[0])]
-    return Listing(rows, sum(sizes), max(sizes, default=0), damaged)
+        specs[path] = spec
+        sets[spec["problem"], spec["method"], SEED.sub(b"", content)].append(path)
+    rows = [_row(specs[paths[0]], list(map(_ended, paths))) for _, paths in sorted(sets.items())]
+    return Listing(rows, len(specs), max(map(len, sets.values()), default=0), damaged)
 
 
-def _row(runs: list[tuple[Run, dict[str, Any]]]) -> list[str]:
-    spec, results = runs[0][1], [(run, run.result()) for run, _ in runs]
-    statuses = {run.status() if result is None else result["status"] for run, result in results}
-    complete = [(run, result) for run, result in results if result is not None]
-    losses = [float(loss) for run, _ in complete for loss in LOSS.findall(_log(run))]
-    lasts = [result["last"]["loss"] for _, result in complete]
+def _row(spec: dict[str, Any], runs: list[Ended]) -> list[str]:
+    statuses = sorted({run.status for run in runs})
+    lasts = [run.last for run in runs if run.last is not None]
+    best = min(run.best for run in runs)
     instance = f" #{spec['options']['instance']}" if spec["options"].get("instance") else ""
     return [
         spec["problem"] + instance,
         spec["method"],
         pairs(_chosen(spec)),
         str(spec["budget"]),
-        _seeds(spec, len(complete), len(runs)),
-        ", ".join(s if s in COMPLETE else f"[red]{s}[/]" for s in sorted(statuses)),
-        f"{min(losses):.5g}" if losses else "",
+        _seeds(spec, len(lasts), len(runs)),
+        ", ".join(s if s in COMPLETE else f"[red]{s}[/]" for s in statuses),
+        f"{best:.5g}" if math.isfinite(best) else "",
         f"{sum(lasts) / len(lasts):.5g}" if lasts else "",
     ]
 
 
-def _log(run: Run) -> bytes:
-    with open(run.log_path, "rb") as file:
-        return file.read()
+def _ended(path: str) -> Ended:
+    result = _json(_read(f"{path}/result.json") or b"")
+    log = _read(f"{path}/log.jsonl")
+    if log is None or not is_result(result, len(log)):
+        return Ended(Run(Path(path)).status())
+    best = min(map(float, LOSS.findall(log)), default=math.inf)
+    return Ended(result["status"], best, result["last"]["loss"])
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
+    except OSError:
+        return None
+
+
+def _json(content: bytes) -> Any:
+    """The value of a JSON file; None if it is damaged or empty."""
+    try:
+        return from_json(content)
+    except ValueError:
+        return None
 
 
 def _chosen(spec: dict[str, Any]) -> dict[str, Any]:
