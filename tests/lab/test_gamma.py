@@ -5,6 +5,7 @@ import pytest
 
 from made_up import put, records_of
 from steptuned.lab.experiment import load_all
+from steptuned.lab.methods import METHODS
 from steptuned.lab.report import figures
 from steptuned.lab.report.bands import Band
 from steptuned.lab.report.gamma import limits
@@ -132,7 +133,7 @@ def test_a_tuned_method_has_its_median_and_its_quartiles_over_the_seeds(new, key
     assert np.median(line.get_ydata()) == 2 * factor, "of the medians 1, 2 and 4 of the seeds"
     (path,) = bands_of(axis)[f"_{key} quartiles step-tuned-sgd"].get_paths()
     assert {0.5 * factor, 5.0 * factor} <= set(path.vertices[:, 1])
-    assert line.get_color() == figures.STYLES["step-tuned-sgd"][0]
+    assert line.get_color() == METHODS["step-tuned-sgd"].colour
     assert line.get_linewidth() > 1
 
 
@@ -194,7 +195,7 @@ def test_the_regression_has_gamma_below_its_loss(tmp_path):
     names = {"_gamma quartiles step-tuned-sgd", "_gamma quartiles exact-gv"}
     assert names == set(bands_of(axis))
     colours = {name: line.get_color() for name, line in lines_of(axis).items() if "=" in name}
-    of = {name: style[0] for name, style in figures.STYLES.items()}
+    of = {name: method.colour for name, method in METHODS.items()}
     assert colours == {
         "_m = 0.1": of["exact-gv"],
         "_m = 0.5": of["step-tuned-sgd"],

@@ -226,8 +226,11 @@ def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
     _check(path, where, options, unknown)
     axes = {key: _axis(table.get(key, default), default) for key, default in defaults.items()}
     for key, values in axes.items():
+        told = f"{path}: {where}.{key} = {table.get(key)!r}"
+        if not values:
+            raise ExperimentError(f"{told}: give at least one value")
         if follows is not None and len(values) > 1:
-            raise ExperimentError(f"{path}: {where}.{key} = {table[key]!r}: an entry that follows another has no grid")
+            raise ExperimentError(f"{told}: an entry that follows another has no grid")
     entry = Entry(name=name, method=method, label=label, axes=axes, follows=follows)
     for point in entry.grid():
         _check(path, where, options, point)
