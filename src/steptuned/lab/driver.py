@@ -1,6 +1,8 @@
 """A method at work on a problem, one back-propagation at a time."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,6 +10,14 @@ from torch.optim import Optimizer
 
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems.base import Batch, Problem
+
+
+@contextmanager
+def no_advice() -> Iterator[None]:
+    """Silence the optimizer's advice on a gamma that stays at a bound: the log has every gamma."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="gamma has been at")
+        yield
 
 
 class Driver:

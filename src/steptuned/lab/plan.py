@@ -17,7 +17,7 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from steptuned.lab.catalogue import Figures
-from steptuned.lab.driver import Driver
+from steptuned.lab.driver import Driver, no_advice
 from steptuned.lab.engine import device_here, usable_device
 from steptuned.lab.experiment import Budget, Experiment
 from steptuned.lab.measures import COMPARED
@@ -80,6 +80,7 @@ class Cost:
     record_bytes: int
 
 
+@no_advice()
 def estimate(experiment: Experiment, device: str) -> Plan:
     """Measure a few steps of each method and an evaluation, and multiply."""
     problem_class = PROBLEMS[experiment.problem]

@@ -10,7 +10,6 @@ import os
 import platform
 import subprocess
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 import steptuned
-from steptuned.lab.driver import Driver
+from steptuned.lab.driver import Driver, no_advice
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.base import NetworkProblem
@@ -101,8 +100,7 @@ def _train(
     if checkpoint is not None:
         training.load_state_dict(checkpoint)
     closing = contextlib.closing(recorder) if recorder else contextlib.nullcontext()
-    with closing, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="gamma has been at")  # the log has every gamma
+    with closing, no_advice():
         return training.run()
 
 
@@ -278,6 +276,7 @@ def environment_now(device: str, threads: int) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "device": device,
         "threads": threads,
+        "kernel": steptuned.kernel_status().active,
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from steptuned.lab.driver import Driver
+from steptuned.lab.driver import Driver, no_advice
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
@@ -62,6 +62,7 @@ def measure_missing(
     return timings.sets()[scale, where]
 
 
+@no_advice()
 def measure(letter: str, scale: str, device: str, precision: str = "float32") -> Timing:
     """Time the methods on a problem of Table 1."""
     setting, where, size = TABLE_1[letter], torch.device(device), SIZES[scale]
