@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test torture lint docs dist bench clean
+.PHONY: demo test torture lint docs results dist bench clean
 
 demo: $(READY)
 	$(BIN)/steptuned reproduce figure-1 figure-2 figure-3 digits --scale demo --out demo
@@ -24,6 +24,10 @@ lint: $(READY)
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
+
+# The page of results, the table in the README and the verdicts of the package, from the raw logs. The tests compare.
+results: $(READY)
+	$(BIN)/steptuned results evidence --to docs/results.md --readme README.md --verdicts src/steptuned/lab/report/published.json
 
 dist: $(READY)
 	rm -rf dist

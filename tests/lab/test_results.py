@@ -74,7 +74,13 @@ def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tm
     assert "steptuned results out --to docs/results.md" in text
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
         assert (page.parent / picture).exists()
-    assert {path.name for path in written} == {"results.md", "figure-9-demo.png", "figure-9-demo.svg", "figure-9-demo.pdf"}
+    assert {path.name for path in written} == {
+        "results.md",
+        "figure-9-demo.json",
+        "figure-9-demo.png",
+        "figure-9-demo.svg",
+        "figure-9-demo.pdf",
+    }
     for run_ in Store(out).runs():
         if run_.spec.method == "step-tuned-sgd" and run_.spec.problem == "autoencoder" and run_.spec.seed:
             assert f"{run_.result()['final']['loss']:.4g}" in text

@@ -363,12 +363,20 @@ def results(
         Path,
         typer.Option("--to", help="The page to write; its figures go into a folder beside it."),
     ],
+    readme: Annotated[
+        Path | None,
+        typer.Option(help="Renew the table of verdicts in this page too."),
+    ] = None,
+    verdicts: Annotated[
+        Path | None,
+        typer.Option(help="Write the verdicts that come with the package into this file."),
+    ] = None,
 ) -> None:
     """Write a page in Markdown with all experiments that have runs in a folder."""
     from steptuned.lab.report.results import write
 
     command = ["steptuned", "results", folder.resolve().name, "--to", str(page)]
-    written = write(_existing(folder), page, shlex.join(command))
+    written = write(_existing(folder), page, shlex.join(command), readme, verdicts)
     console.print(*map(str, written), sep="\n", soft_wrap=True)
 
 

@@ -77,8 +77,34 @@ def draw(
     stem: str | None = None,
 ) -> list[Path]:
     """Draw the figure that the experiment asks for, with one panel per outcome, and save it."""
-    figure = FIGURES[outcomes[0].experiment.figure](name, outcomes, results)
-    return save(figure, folder / (stem or safe_name(name)))
+    return save(make(name, outcomes, results), folder / (stem or safe_name(name)))
+
+
+def make(name: str, outcomes: list[Outcome], results: Results) -> Figure:
+    """The figure that the experiment asks for, with one panel per outcome."""
+    return FIGURES[outcomes[0].experiment.figure](name, outcomes, results)
+
+
+def data_of(figure: Figure) -> list[dict[str, Any]]:
+    """The numbers behind a figure, to four digits, axis by axis: its labelled lines, or all if none is."""
+    found = []
+    for axis in figure.axes:
+        named = [line for line in axis.lines if not str(line.get_label()).startswith("_child")]
+        lines = [
+            {
+                "label": str(line.get_label()).lstrip("_"),
+                "x": _digits(line.get_xdata()),
+                "y": _digits(line.get_ydata()),
+            }
+            for line in named or axis.lines
+        ]
+        found.append({"axis": axis.get_ylabel(), "lines": lines})
+    return found
+
+
+def _digits(values: Any) -> list[float | None]:
+    numbers = np.asarray(values, dtype=float).ravel().tolist()
+    return [float(f"{number:.4g}") if np.isfinite(number) else None for number in numbers]
 
 
 def safe_name(name: str) -> str:

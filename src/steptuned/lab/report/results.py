@@ -70,9 +70,32 @@ class Page:
     def runs(self, scale: str) -> PairedRuns:
         return PairedRuns(self.store, scale)
 
+    def draw(self, name: str, panels: list[Outcome], stem: str) -> str:
+        """Draw a figure, with its numbers as JSON beside it. Returns the page's link to it."""
+        figure = figures.make(name, panels, self.results)
+        data = self.pictures / f"{stem}.json"
+        data.parent.mkdir(parents=True, exist_ok=True)
+        data.write_text(json.dumps(figures.data_of(figure), separators=(",", ":")) + "\n")
+        self.written += [data, *figures.save(figure, self.pictures / stem)]
+        return f"![{name} at scale {panels[0].experiment.scale}](figures/{stem}.png)"
 
-def write(store: Path, page: Path, command: str, readme: Path | None = None) -> list[Path]:
-    """Write the page, its figures beside it, and the verdicts into the README. Returns what was written."""
+
+def write(
+    store: Path,
+    page: Path,
+    command: str,
+    readme: Path | None = None,
+    verdicts: Path | None = None,
+) -> list[Path]:
+    """Write the page with its figures beside it. Returns the files that were written.
+
+    Args:
+        store: the folder of runs.
+        page: the page to write.
+        command: what the page says it was made by.
+        readme: a page whose table of verdicts is to be renewed.
+        verdicts: a file for the verdicts that come with the package.
+    """
     results = TolerantResults(Store(store), [])
     made = Page(store, page.parent / "figures", results, _sections(store, results), claims.judge(store), [page])
     parts = [
@@ -90,6 +113,9 @@ def write(store: Path, page: Path, command: str, readme: Path | None = None) -> 
     if readme is not None:
         readme.write_text(with_verdicts(readme.read_text(), made.judged))
         made.written.append(readme)
+    if verdicts is not None:
+        verdicts.write_text(as_published(made.judged), encoding="utf-8")
+        made.written.append(verdicts)
     return made.written
 
 
@@ -191,11 +217,11 @@ def _control_figure(page: Page) -> list[str]:
         if not panels:
             continue
         stem = f"gamma-{scale}"
-        page.written += figures.draw("gamma and its controls", panels, page.results, page.pictures, stem)
+        link = page.draw("gamma and its controls", panels, stem)
         parts.append(
             f"Tuned gamma against constant gammas, a finer grid for SGD, and SGD that uses each mini-batch twice, at scale {scale}:"
         )
-        parts.append(f"![gamma and its controls at scale {scale}](figures/{stem}.png)")
+        parts.append(link)
         for outcome in panels:
             parts += [" ".join(prose.sentences(outcome, page.runs(scale)))]
     return parts
@@ -211,9 +237,8 @@ def _figures(page: Page) -> list[str]:
 
 def _section(page: Page, section: Section) -> list[str]:
     name, scale, panels = section.name, section.scale, section.panels
-    page.written += figures.draw(name, panels, page.results, page.pictures, section.stem)
     parts = [f"### {name}, scale {scale}", f"{SIZES[scale]} {_machine(panels, page.results)}"]
-    parts.append(f"![{name} at scale {scale}](figures/{section.stem}.png)")
+    parts.append(page.draw(name, panels, section.stem))
     for outcome in panels:
         parts += [outcome.experiment.note] if outcome.experiment.note else []
         said = prose.sentences(outcome, page.runs(scale))

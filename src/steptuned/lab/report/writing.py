@@ -18,7 +18,7 @@ import jinja2
 from steptuned.lab import claims
 from steptuned.lab.measures import COMPARED
 from steptuned.lab.report import figures, tables
-from steptuned.lab.report.results import environment_sentence
+from steptuned.lab.report.results import environment_sentence, published
 from steptuned.lab.report.view import Panel, Shown, View, columns_of, view_of
 from steptuned.lab.results import TolerantResults
 from steptuned.lab.store import COMPLETE, Store
@@ -93,8 +93,14 @@ def write_claims(
 def _claims(judged: list[tuple[claims.Claim, claims.Judgement]]) -> dict[str, Any]:
     """What the page says about the claims."""
     counts = Counter(judgement.verdict for _, judgement in judged)
+    packaged = {one["number"]: one for one in published()}
     rows = [
-        {**data, "weakest": str(judgement.weakest or ""), "other": tables.other_criteria(judgement)}
+        {
+            **data,
+            "weakest": str(judgement.weakest or ""),
+            "other": tables.other_criteria(judgement),
+            "packaged": packaged.get(data["number"]),
+        }
         for data, (_, judgement) in zip(claims.as_data(judged), judged, strict=True)
     ]
     return {

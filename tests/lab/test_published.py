@@ -1,0 +1,52 @@
+"""What is published is what the raw logs in evidence/ say: nothing can go stale."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steptuned.lab.evidence import opened
+from steptuned.lab.report import results
+
+ROOT = Path(__file__).parents[2]
+EVIDENCE, DOCS, README = ROOT / "evidence", ROOT / "docs", ROOT / "README.md"
+RENEW = "run `make results` and commit what it changes"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The page, the README and the verdicts, computed again."""
+    folder = tmp_path_factory.mktemp("published")
+    (folder / "README.md").write_text(README.read_text())
+    command = "steptuned results evidence --to docs/results.md"
+    page, verdicts = folder / "docs" / "results.md", folder / results.PUBLISHED
+    with opened(EVIDENCE) as store:
+        results.write(store, page, command, folder / "README.md", verdicts)
+    return folder
+
+
+def test_the_page_of_results_is_the_one_of_the_evidence(made):
+    assert (made / "docs" / "results.md").read_text() == (DOCS / "results.md").read_text(), RENEW
+
+
+def test_the_table_in_the_readme_is_the_one_of_the_evidence(made):
+    assert (made / "README.md").read_text() == README.read_text(), RENEW
+
+
+def test_the_verdicts_in_the_package_are_those_of_the_evidence(made):
+    assert json.loads((made / results.PUBLISHED).read_text()) == results.published(), RENEW
+
+
+def test_the_figures_show_the_numbers_of_the_evidence(made):
+    drawn = sorted((made / "docs" / "figures").glob("*.json"))
+    assert drawn
+    for path in drawn:
+        kept = DOCS / "figures" / path.name
+        assert kept.exists(), RENEW
+        assert kept.with_suffix(".png").exists(), RENEW
+        for new, old in zip(json.loads(path.read_text()), json.loads(kept.read_text()), strict=True):
+            assert new["axis"] == old["axis"], RENEW
+            for line, before in zip(new["lines"], old["lines"], strict=True):
+                assert line["label"] == before["label"], RENEW
+                for key in ("x", "y"):
+                    assert line[key] == pytest.approx(before[key], rel=1e-3), RENEW
