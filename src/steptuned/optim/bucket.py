@@ -13,7 +13,7 @@ from steptuned.optim import flat, sharded
 from steptuned.optim.kernel import RawGradient, Workspace, kernel_for
 from steptuned.optim.notices import warn_low_precision
 from steptuned.optim.scaling import Scaling
-from steptuned.optim.sharded import Place, local
+from steptuned.optim.sharded import PLAIN, Place, local
 
 if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
@@ -23,9 +23,6 @@ LARGE = 1 << 16
 
 FULL = 1 << 24
 """Lists of tensors are worked on about so many elements at a time, which bounds the memory for what is in between."""
-
-
-PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 @dataclass(slots=True)
@@ -70,6 +67,8 @@ class Bucket:
         """G, g0 or the displacement, what this rank has of them."""
         if name == "g0" and not self.by_kernel:
             return [g0_of(state, p) for state, p in zip(self.states, self.params, strict=True)]
+        if PLAIN.issuperset(map(type, self.owners)):
+            return [state[name] for state in self.states]
         return [local(state[name]) for state in self.states]
 
     @property

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.nn import Parameter
 
 from steptuned import rule
 from steptuned.optim import flat, sharded
@@ -150,8 +149,7 @@ def _move_by_kernel(opt: "StepTunedSGD", bucket: Bucket, workspace: Workspace) -
     sign, decay = bucket.sign, bucket.group["weight_decay"]
     step = bucket.group["moved"].item()
     may_hold = step * decay <= 0.5  # else too much of theta_{k+1/2} would be lost to rounding
-    owned = [may_hold and owns_memory(g) for g in bucket.grads]
-    if all(owned):
+    if may_hold and all(map(owns_memory, bucket.grads)):
         workspace.first_pass(bucket.grads, None, step, sign=sign, decay=decay)
         _hold(opt, bucket, bucket.grads, RawGradient(sign, decay, 1 / (1 - step * decay)))
         return
@@ -170,7 +168,7 @@ def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradie
             if g.requires_grad:
                 new = g.detach()  # without the graph that create_graph=True leaves on it
             opt._versions.append((new, new._version))
-        state["g0"], state["held"] = new if type(p) is Parameter else sharded.as_part_of(p, new), held
+        state["g0"], state["held"] = new if type(p) in sharded.PLAIN else sharded.as_part_of(p, new), held
         p.grad = None
 
 

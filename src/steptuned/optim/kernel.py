@@ -192,8 +192,8 @@ class Workspace:
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> "array[int]":
-    if type(None) in map(type, tensors):
-        return array("Q", [0 if t is None else t.data_ptr() for t in tensors])
+    if tensors and tensors[0] is None:
+        return array("Q", bytes(8 * len(tensors)))
     return array("Q", [*map(DATA_PTR, tensors)])
 
 

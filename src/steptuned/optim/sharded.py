@@ -26,8 +26,11 @@ class Place(NamedTuple):
     """For every dimension of the mesh: whether the ranks along it have different parts of the tensor, or the same."""
 
 
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
 def is_dtensor(t: Tensor) -> bool:
-    return type(t) not in (Tensor, torch.nn.Parameter) and hasattr(t, "device_mesh")
+    return type(t) not in PLAIN and hasattr(t, "device_mesh")
 
 
 def local(t: Tensor) -> Tensor:
@@ -92,7 +95,7 @@ def reduce(shares: dict[Place | None, Tensor], params: Iterable[Tensor]) -> Tens
     """
     total = shares[None]
     params = list(params)
-    if not any(map(is_dtensor, params)):
+    if PLAIN.issuperset(map(type, params)):
         return total
     along: dict[Any, list[bool]] = {}
     for p in params:
