@@ -42,7 +42,7 @@ def remember(log_mean: Tensor, raw: Tensor) -> Tensor:
 
 
 def reference(log_mean: Tensor, n: Tensor) -> Tensor:
-    """The geometric mean of the n positive measurements, the last ones weighing most; 1 if there is none."""
+    """The geometric mean of n positive measurements, the last weighing most; 1 if there is none."""
     none = n == 0
     weights = 1 - MEMORY ** n.to(log_mean.dtype)
     return (log_mean / torch.where(none, 1.0, weights)).exp()

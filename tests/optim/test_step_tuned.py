@@ -31,10 +31,25 @@ def network():
 SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 BASES = {
     "SGD": (SGD, {"lr": 0.1}, reference.Momentum, {}),
-    "SGD, weight decay": (SGD, {"lr": 0.1, "weight_decay": 0.03}, reference.Momentum, {"decay": 0.03}),
-    "SGD, maximize": (SGD, {"lr": 0.002, "maximize": True, "weight_decay": 0.5}, reference.Momentum, {"sign": -1.0, "decay": 0.5}),
+    "SGD, weight decay": (
+        SGD,
+        {"lr": 0.1, "weight_decay": 0.03},
+        reference.Momentum,
+        {"decay": 0.03},
+    ),
+    "SGD, maximize": (
+        SGD,
+        {"lr": 0.002, "maximize": True, "weight_decay": 0.5},
+        reference.Momentum,
+        {"sign": -1.0, "decay": 0.5},
+    ),
     "momentum": (SGD, {"lr": 0.005, "momentum": 0.9}, reference.Momentum, {"mu": 0.9}),
-    "nesterov": (SGD, {"lr": 0.01, "momentum": 0.8, "nesterov": True}, reference.Momentum, {"mu": 0.8, "nesterov": True}),
+    "nesterov": (
+        SGD,
+        {"lr": 0.01, "momentum": 0.8, "nesterov": True},
+        reference.Momentum,
+        {"mu": 0.8, "nesterov": True},
+    ),
     "nesterov, weight decay": (
         SGD,
         {"lr": 0.02, "momentum": 0.8, "nesterov": True, "weight_decay": 0.01},
@@ -42,8 +57,18 @@ BASES = {
         {"mu": 0.8, "nesterov": True, "decay": 0.01},
     ),
     "Adam": (Adam, {"lr": 0.005}, reference.Adam, {}),
-    "Adam, weight decay": (Adam, {"lr": 0.005, "weight_decay": 0.02}, reference.Adam, {"decay": 0.02}),
-    "AdamW": (AdamW, {"lr": 0.005, "weight_decay": 0.1}, reference.Adam, {"decay": 0.1, "decoupled": True}),
+    "Adam, weight decay": (
+        Adam,
+        {"lr": 0.005, "weight_decay": 0.02},
+        reference.Adam,
+        {"decay": 0.02},
+    ),
+    "AdamW": (
+        AdamW,
+        {"lr": 0.005, "weight_decay": 0.1},
+        reference.Adam,
+        {"decay": 0.1, "decoupled": True},
+    ),
 }
 TUNING = {
     "defaults": {},
@@ -80,7 +105,12 @@ def test_a_tuned_base_is_its_twin(base, tuning):
     problem, params = network()
     cls, options, _, _ = BASES[base]
     opt = StepTuned(cls(params, **options), **TUNING[tuning])
-    gammas = follow(opt, params, lambda k: problem.torch_loss(k, *params), twin_of(problem, base, TUNING[tuning]))
+    gammas = follow(
+        opt,
+        params,
+        lambda k: problem.torch_loss(k, *params),
+        twin_of(problem, base, TUNING[tuning]),
+    )
     assert len(np.unique(gammas)) > 3 or "maximize" in base
 
 
@@ -246,7 +276,10 @@ def test_lr_as_a_tensor_stays_one_and_capturable_is_left_alone():
     assert opt.param_groups[0]["lr"] is lr
 
 
-@pytest.mark.parametrize("name", ["NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "ASGD", "Rprop", "Adafactor"])
+@pytest.mark.parametrize(
+    "name",
+    ["NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "ASGD", "Rprop", "Adafactor"],
+)
 def test_other_bases_of_torch_descend(name):
     torch.manual_seed(0)
     theta = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
@@ -283,7 +316,12 @@ def test_what_cannot_be_a_base_is_refused_and_left_as_it_was():
     with pytest.raises(ValueError, match="complex"):
         StepTuned(base)
     assert [group.keys() for group in base.param_groups] == [group.keys() for group in groups]
-    for name, value in {"tune_every": 0, "relative": 1, "per_group": "yes", "bounds": (2, 1)}.items():
+    for name, value in {
+        "tune_every": 0,
+        "relative": 1,
+        "per_group": "yes",
+        "bounds": (2, 1),
+    }.items():
         with pytest.raises(ValueError, match=f"{name} must be"):
             StepTuned(SGD([theta], lr=0.1), **{name: value})
 
@@ -417,7 +455,10 @@ def test_an_overflow_on_a_mini_batch_that_is_used_once_is_not_counted():
 def make(dtype=torch.float32, base="AdamW", **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 30), nn.Tanh(), nn.Linear(30, 2)).to(dtype)
-    groups = [{"params": model[0].parameters(), "lr": 0.005}, {"params": model[2].parameters(), "weight_decay": 0.01}]
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.005},
+        {"params": model[2].parameters(), "weight_decay": 0.01},
+    ]
     inner = {"AdamW": AdamW, "momentum": SGD}[base](groups, lr=0.01, **{"momentum": 0.9} if base == "momentum" else {})
     return model, StepTuned(inner, **{"tune_every": 3, **options})
 
@@ -509,7 +550,10 @@ def test_a_model_made_double_in_mid_run_goes_on():
     go_on(model, opt, 0, 6)
     model.double()
     for state in opt.base.state.values():
-        state["exp_avg"], state["exp_avg_sq"] = state["exp_avg"].double(), state["exp_avg_sq"].double()
+        state["exp_avg"], state["exp_avg_sq"] = (
+            state["exp_avg"].double(),
+            state["exp_avg_sq"].double(),
+        )
     go_on(model, opt, 4, 6)
     assert all(state["G"].dtype == torch.float64 for state in opt.state.values())
 

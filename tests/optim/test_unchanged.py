@@ -8,10 +8,30 @@ from steptuned import StepTunedSGD
 # Recorded at commit 3d88d19, before tune_every, relative and per_group: both parameters, gamma and
 # the curvature after 40 iterations. Tensors of one element: no sum whose order a machine chooses.
 PINNED = {
-    "defaults": ["0x1.27659dc95464fp+0", "-0x1.14f3e56d6721fp-1", "0x1.0000000000000p+1", "-0x1.4e2d1b8ea4f7cp+0"],
-    "wide bounds": ["0x1.424b98e5c2018p+0", "-0x1.586a965c296b0p-1", "0x1.c016b7685f72ap+1", "0x1.24837413e2332p-2"],
-    "decay": ["0x1.17c367b489f71p+0", "-0x1.095525d5320c3p-1", "0x1.0000000000000p+1", "-0x1.435e29911bb7cp+0"],
-    "clipped": ["0x1.31394e7857244p+0", "-0x1.30628edaeb4d0p-1", "0x1.0000000000000p+1", "-0x1.c1731237371cap-1"],
+    "defaults": [
+        "0x1.27659dc95464fp+0",
+        "-0x1.14f3e56d6721fp-1",
+        "0x1.0000000000000p+1",
+        "-0x1.4e2d1b8ea4f7cp+0",
+    ],
+    "wide bounds": [
+        "0x1.424b98e5c2018p+0",
+        "-0x1.586a965c296b0p-1",
+        "0x1.c016b7685f72ap+1",
+        "0x1.24837413e2332p-2",
+    ],
+    "decay": [
+        "0x1.17c367b489f71p+0",
+        "-0x1.095525d5320c3p-1",
+        "0x1.0000000000000p+1",
+        "-0x1.435e29911bb7cp+0",
+    ],
+    "clipped": [
+        "0x1.31394e7857244p+0",
+        "-0x1.30628edaeb4d0p-1",
+        "0x1.0000000000000p+1",
+        "-0x1.c1731237371cap-1",
+    ],
 }
 OPTIONS = {
     "defaults": {"lr": 0.05},

@@ -9,7 +9,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import reference
 import steptuned
@@ -56,17 +60,41 @@ def follow(opt, params, problem_loss, twin, iterations=ITERATIONS):
 
 def twin_options(lr, bounds=(0.5, 2.0), tune_every=1, weight_decay=0.0, max_grad_norm=np.inf, **rest):
     m, M = bounds
-    return {"alpha": lr, "m": m, "M": M, "T": tune_every, "decay": weight_decay, "clip": max_grad_norm, **rest}
+    return {
+        "alpha": lr,
+        "m": m,
+        "M": M,
+        "T": tune_every,
+        "decay": weight_decay,
+        "clip": max_grad_norm,
+        **rest,
+    }
 
 
 TWINS = {
     "every other": {"lr": 0.1, "bounds": (0.1, 8.0), "tune_every": 2},
     "every fifth, decay": {"lr": 0.1, "bounds": (0.05, 10.0), "tune_every": 5, "decay_every": 10},
-    "every third, weight decay": {"lr": 0.03, "weight_decay": 0.1, "bounds": (0.05, 20.0), "tune_every": 3},
-    "every fourth, clipped": {"lr": 0.3, "max_grad_norm": 0.03, "bounds": (0.05, 15.0), "tune_every": 4},
+    "every third, weight decay": {
+        "lr": 0.03,
+        "weight_decay": 0.1,
+        "bounds": (0.05, 20.0),
+        "tune_every": 3,
+    },
+    "every fourth, clipped": {
+        "lr": 0.3,
+        "max_grad_norm": 0.03,
+        "bounds": (0.05, 15.0),
+        "tune_every": 4,
+    },
     "relative": {"lr": 0.1, "relative": True},
     "relative, wide bounds": {"lr": 0.03, "relative": True, "bounds": (0.2, 5.0)},
-    "relative, every third": {"lr": 0.2, "relative": True, "tune_every": 3, "weight_decay": 0.01, "decay_every": 20},
+    "relative, every third": {
+        "lr": 0.2,
+        "relative": True,
+        "tune_every": 3,
+        "weight_decay": 0.01,
+        "decay_every": 20,
+    },
     "every seventh, no memory": {"lr": 0.2, "beta": 0.0, "bounds": (0.2, 5.0), "tune_every": 7},
 }
 
@@ -279,7 +307,10 @@ def test_tune_every_may_be_changed_but_not_between_one_and_more():
     for x, y in batches(2):
         with_passes(model, opt, x, y)
     opt.param_groups[0]["tune_every"] = 4
-    with pytest.raises(RuntimeError, match=r"tune_every is 4 now, but the average G was made with tune_every=1: .*reset"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"tune_every is 4 now, but the average G was made with tune_every=1: .*reset",
+    ):
         with_passes(model, opt, x, y)
     opt.reset()
     with_passes(model, opt, x, y)
@@ -377,7 +408,10 @@ def test_a_relative_gamma_that_is_stuck_says_what_that_means(monkeypatch):
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-9, beta=0.0, relative=True)
     run(opt, theta, 30, 1.0)
-    with pytest.warns(UserWarning, match=r"lower bound .* keeps falling away from its running reference: widen .* lower lr"):
+    with pytest.warns(
+        UserWarning,
+        match=r"lower bound .* keeps falling away from its running reference: widen .* lower lr",
+    ):
         run(opt, theta, 20, 100.0)
 
 
@@ -404,7 +438,10 @@ def test_each_group_has_a_gamma_of_its_own(name, in_chunks, monkeypatch):
     alpha, decay = np.repeat(alphas, sizes), np.repeat(decays, sizes)
     indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     twin = reference.variant(
-        problem.start, problem.gradient, groups=indices, **twin_options(lr=alpha, **options) | {"decay": decay}
+        problem.start,
+        problem.gradient,
+        groups=indices,
+        **twin_options(lr=alpha, **options) | {"decay": decay},
     )
     opt = StepTunedSGD(groups, per_group=True, **options)
     gammas = follow(opt, params, lambda k: problem.torch_loss(k, *params), twin)
@@ -418,7 +455,14 @@ def test_each_group_has_a_gamma_of_its_own(name, in_chunks, monkeypatch):
 
 def two_groups(**options):
     a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    return a, b, StepTunedSGD([{"params": [a]}, {"params": [b]}], **{"lr": 1e-6, "beta": 0.0, "bounds": (0.01, 100.0), **options})
+    return (
+        a,
+        b,
+        StepTunedSGD(
+            [{"params": [a]}, {"params": [b]}],
+            **{"lr": 1e-6, "beta": 0.0, "bounds": (0.01, 100.0), **options},
+        ),
+    )
 
 
 def curve(opt, *params, n=1):
@@ -455,7 +499,10 @@ def test_a_group_that_is_added_begins_at_one_and_has_a_bias_correction_of_its_ow
 
 def test_groups_may_differ_in_the_options_of_gamma_and_in_no_others():
     a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    opt = StepTunedSGD([{"params": [a]}, {"params": [b], "bounds": (0.1, 0.2), "beta": 0.5, "nu": 0.15}], per_group=True)
+    opt = StepTunedSGD(
+        [{"params": [a]}, {"params": [b], "bounds": (0.1, 0.2), "beta": 0.5, "nu": 0.15}],
+        per_group=True,
+    )
     curve(opt, a, b)
     assert opt.gamma.tolist() == [pytest.approx(1.0), 0.2]
     for name, value in (("tune_every", 2), ("per_group", False), ("max_grad_norm", 1.0)):
@@ -484,7 +531,10 @@ def test_per_group_can_be_switched_during_a_run_and_gamma_goes_on():
 def test_reset_and_the_notice_are_of_each_group(monkeypatch):
     monkeypatch.setattr("steptuned.optim.notices.STUCK", 5)
     a, b, opt = two_groups(per_group=True, bounds=(0.8, 2.0))
-    with pytest.warns(UserWarning, match=r"gamma of parameter group 1 has been at its lower bound 0.8 for 5 iterations"):
+    with pytest.warns(
+        UserWarning,
+        match=r"gamma of parameter group 1 has been at its lower bound 0.8 for 5 iterations",
+    ):
         curve(opt, a, b, n=5)
     opt.reset()
     assert opt.gamma.tolist() == [1.0, 1.0]
@@ -517,7 +567,13 @@ def test_through_a_scaler_a_variant_is_the_same(variant):
         model = dropout_network().eval()
         opt = StepTunedSGD(model.parameters(), lr=0.1, bounds=(0.05, 20.0), max_grad_norm=0.5, **VARIANTS[variant])
         scaled_run(model, opt, batches(20), through=through)
-        runs.append((torch.cat([p.detach().reshape(-1) for p in model.parameters()]), opt.gamma, opt.stats()))
+        runs.append(
+            (
+                torch.cat([p.detach().reshape(-1) for p in model.parameters()]),
+                opt.gamma,
+                opt.stats(),
+            )
+        )
     torch.testing.assert_close(runs[0][0], runs[1][0], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-3, atol=0)
     assert runs[0][2].iterations == runs[1][2].iterations == 20
@@ -572,7 +628,16 @@ def test_a_checkpoint_after_any_pass_goes_on_bit_for_bit(variant, way, dtype, tm
         assert_same_run(straight, resumed)
 
 
-NEW = ("tune_every", "single", "countdown", "divided", "relative", "log_mean", "positives", "per_group")
+NEW = (
+    "tune_every",
+    "single",
+    "countdown",
+    "divided",
+    "relative",
+    "log_mean",
+    "positives",
+    "per_group",
+)
 
 
 def test_a_checkpoint_from_before_the_variants_goes_on_with_the_same_numbers():
@@ -601,7 +666,12 @@ def test_so_does_an_older_distributed_checkpoint(flatten, tmp_path):
             del group[key]
     dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
     loaded = {"model": other[0].state_dict(), "opt": get_optimizer_state_dict(*other, options=how)}
-    dcp.load(loaded, checkpoint_id=tmp_path, planner=DefaultLoadPlanner(allow_partial_load=True), no_dist=True)
+    dcp.load(
+        loaded,
+        checkpoint_id=tmp_path,
+        planner=DefaultLoadPlanner(allow_partial_load=True),
+        no_dist=True,
+    )
     other[0].load_state_dict(loaded["model"])
     set_optimizer_state_dict(*other, loaded["opt"], options=how)
     go_on(*other, k, 5)

@@ -27,7 +27,7 @@ def summary(opt: TwoPasses) -> dict[str, float]:
 
 
 def _of_groups(name: str, values: list[Value]) -> dict[str, Value]:
-    """A value of each parameter group, numbered from 1, as Lightning's LearningRateMonitor does, if there are several."""
+    """A value of each group; several are numbered from 1, as by Lightning's LearningRateMonitor."""
     if len(values) == 1:
         return {name: values[0]}
     return {f"{name}/pg{i}": value for i, value in enumerate(values, start=1)}

@@ -16,7 +16,7 @@ from steptuned.rng import Replay
 
 
 class StepTunedTrainer(Trainer):
-    """A Trainer whose optimizer is `steptuned.StepTunedSGD`, or a `steptuned.StepTuned` that you give it.
+    """A Trainer whose optimizer is `steptuned.StepTunedSGD`, or a `steptuned.StepTuned` you give it.
 
     Each update takes two passes over all of its micro-batches (``gradient_accumulation_steps``),
     with the same random numbers; with ``tune_every=T``, every T-th update does and the others take
@@ -103,7 +103,7 @@ class StepTunedTrainer(Trainer):
         return super().train(*args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        """A micro-batch of the first pass; the last one is followed by all of the second pass, if there is one."""
+        """A micro-batch of the first pass; after the last one, all of the second, if there is one."""
         opt = self._step_tuned
         if not opt.needs_second_pass:
             return super().training_step(model, inputs, num_items_in_batch)

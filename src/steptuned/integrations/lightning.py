@@ -1,6 +1,7 @@
 """Step-Tuned SGD under Lightning's Trainer.
 
-Return `steptuned.StepTunedSGD` or `steptuned.StepTuned` from ``configure_optimizers`` and give the Trainer the callback:
+Return `steptuned.StepTunedSGD` or `steptuned.StepTuned` from ``configure_optimizers`` and give the
+Trainer the callback:
 
     trainer = Trainer(callbacks=[StepTuned()], gradient_clip_val=1.0)
 

@@ -109,7 +109,7 @@ def shared_options(first: dict[str, Any]) -> tuple[str, ...]:
 
 
 def tuned_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The groups that have a gamma of their own: all of them, or the first, whose gamma is that of all."""
+    """The groups that have a gamma of their own: all, or the first, whose gamma is that of all."""
     groups = optimizer.param_groups
     return groups if groups[0]["per_group"] else groups[:1]
 

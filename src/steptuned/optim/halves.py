@@ -60,7 +60,7 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
 
 
 def watch_noise(opt: "TwoPasses") -> None:
-    """By hand, remember what random numbers were drawn, to compare with those of the second pass."""
+    """By hand, remember which random numbers were drawn, to compare with the second pass."""
     if opt._form == "hand" and opt.param_groups[0]["replay_rng"] and opt._noise_checks < NOISE_CHECKS:
         opt._noise = replay(opt)
 
@@ -89,7 +89,7 @@ def set_steps(opt: "TwoPasses") -> None:
 
 @_disable_dynamo
 def single_pass(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
-    """theta_k to theta_{k+1} for a mini-batch that is used once: SGD with the gamma there is. G stays as it is."""
+    """theta_k to theta_{k+1} for a mini-batch that is used once: SGD with the gamma there is."""
     begin(opt, scaling)
     buckets = gather(opt, scaling)
     if buckets:
@@ -111,7 +111,7 @@ def _descend(bucket: Bucket, step: Tensor, scaling: Scaling | None) -> None:
 
 
 def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None) -> None:
-    """An iteration of one pass is over. One without gradients is not counted, nor is one that overflowed."""
+    """An iteration of one pass is over. Not counted: without gradients, and after an overflow."""
     for group in opt.param_groups:
         group["skipped"] += not had_gradients
         group["countdown"] = min(group["countdown"], group["tune_every"] - 1) - had_gradients
@@ -204,7 +204,7 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
 
 
 def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
-    """Whether neither pass of the iteration had gradients, so that it is over. Refuses an iteration where one of them had."""
+    """Whether neither pass had gradients, so that the iteration is over. An error if one had."""
     warn_other_noise(opt)
     had = opt.param_groups[0]["pending"] != EMPTY
     if found != had:
@@ -256,7 +256,7 @@ def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling
 
 
 def unit_of_G(group: dict[str, Any], step: Tensor) -> Tensor | float:
-    """What sums <G, .> and |.|^2 are multiplied by: where G is an average of dg / step, G by this step."""
+    """What sums <G, .> and |.|^2 are multiplied by: the step, where G averages dg / step."""
     return torch.stack((step, torch.ones_like(step))) if group["divided"] else 1.0
 
 

@@ -48,9 +48,9 @@ class Stats(NamedTuple):
 
 
 def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
-    """What the iteration carries on, as tensors that all parameter groups share, or with per_group each has for itself.
+    """What the iteration carries on, as tensors that all parameter groups share. One row each.
 
-    A new one is one row here.
+    With per_group every group has its own.
     """
     one = torch.ones((), dtype=flat.scalar_dtype(device), device=device)
     none = torch.zeros((), dtype=torch.int64, device=device)
@@ -91,7 +91,8 @@ OF_PARAMETERS = ("G", "g0", "held", "displacement")
 def fresh_state(p: Tensor, displaced: bool | None = None) -> dict[str, Any]:
     """What every parameter has. None stands for what is only there between the two passes.
 
-    The displacement is kept where it does not follow from g0: if ``displaced``, which is by default where rounding changes it.
+    The displacement is kept if ``displaced``; by default, where rounding makes it differ from
+    what g0 and the step say.
     """
     state: dict[str, Any] = {"G": torch.zeros_like(p, dtype=precision(p), requires_grad=False), "g0": None, "held": 0}
     displaced = is_low_precision(p) if displaced is None else displaced
@@ -102,7 +103,7 @@ def fresh_state(p: Tensor, displaced: bool | None = None) -> dict[str, Any]:
 
 
 def share(opt: "TwoPasses") -> None:
-    """Let all groups have the scalars of the first, or with per_group each its own, which begin as they were."""
+    """Let all groups have the scalars of the first, or with per_group each a copy of its own."""
     first, *others = opt.param_groups
     for group in others:
         if not first["per_group"]:
@@ -117,7 +118,7 @@ def home_of(opt: "TwoPasses") -> torch.device:
 
 
 def settle(opt: "TwoPasses") -> None:
-    """Bring the scalars to the first parameter's device, should the model have been moved; share them as per_group says."""
+    """Bring the scalars to the first parameter's device, and share them as per_group says."""
     home = home_of(opt)
     if opt.param_groups[0]["gamma"].device != home:
         for group in opt.param_groups:

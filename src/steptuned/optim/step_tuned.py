@@ -1,4 +1,4 @@
-"""Step tuning for any optimizer: the paper's rule along the direction in which a base optimizer moves."""
+"""Step tuning for any optimizer: the paper's rule along the direction of a base optimizer."""
 
 from typing import Any
 
@@ -10,7 +10,14 @@ from steptuned.optim import sharded
 from steptuned.optim.arguments import check
 from steptuned.optim.bucket import params_of
 from steptuned.optim.scaling import all_or_nothing
-from steptuned.optim.state import OF_PARAMETERS, SCALARS, fresh_group, fresh_scalars, fresh_state, upgrade
+from steptuned.optim.state import (
+    OF_PARAMETERS,
+    SCALARS,
+    fresh_group,
+    fresh_scalars,
+    fresh_state,
+    upgrade,
+)
 from steptuned.optim.two_passes import TwoPasses
 from steptuned.optim.wrapped import first_half, second_half, single_pass
 
@@ -32,7 +39,8 @@ class StepTuned(TwoPasses):
     \Delta g = \nabla J_{B_k}(\theta_{k+1/2}) - \nabla J_{B_k}(\theta_k), \\
     G_n &= \beta G_{n-1} + (1-\beta)\,\Delta g / s, \qquad \hat G_n = s\,G_n / (1 - \beta^{n+1}), \\
     \gamma^{\mathrm{raw}} &= \begin{cases}
-    -\langle s\,\nabla J_{B_k}(\theta_k), \Delta\theta \rangle / \langle \hat G_n, \Delta\theta \rangle
+    -\langle s\,\nabla J_{B_k}(\theta_k), \Delta\theta \rangle
+    / \langle \hat G_n, \Delta\theta \rangle
     & \text{if } \langle \hat G_n, \Delta\theta \rangle > 0 \\ \nu & \text{otherwise,} \end{cases}
     \end{align*}$$
 
@@ -188,6 +196,6 @@ def _refuse(base: Any, own: dict[str, Any]) -> None:
     taken = {*own, *SCALARS, *fresh_group(zero, 1)} & {name for group in base.param_groups for name in group}
     if taken:
         raise ValueError(
-            f"the parameter groups of {name} already have {', '.join(sorted(taken))}, which StepTuned would overwrite: "
-            "make a new base that is tuned once only"
+            f"the parameter groups of {name} already have {', '.join(sorted(taken))}, which StepTuned "
+            "would overwrite: make a new base that is tuned once only"
         )

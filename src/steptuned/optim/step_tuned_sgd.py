@@ -30,8 +30,8 @@ class StepTunedSGD(TwoPasses):
     with $a_k = \mathrm{lr}$ by default, and $a_k = \mathrm{lr} / (1 + \lfloor k / \mathrm{decay\_every} \rfloor)^{1/2+\delta}$
     with ``decay_every``.
 
-    Each iteration takes two back-propagations of one mini-batch; see ``tune_every`` for fewer. Three
-    ways to give them, with the same result:
+    Each iteration takes two back-propagations of one mini-batch; see ``tune_every`` for fewer.
+    Three ways to give them, with the same result:
 
         loss = opt.step(closure)      # (1) the closure, which zeroes, computes and back-propagates, is called twice
 
@@ -66,16 +66,19 @@ class StepTunedSGD(TwoPasses):
             The curvature is measured with the gradients as they are and the displacement as it was.
         foreach: True works on lists of tensors at once, False on one after the other, None chooses by size and device.
         replay_rng: the same random numbers in both passes of forms (1) and (2).
-        tune_every: T, at least 1. Only every T-th mini-batch is used twice and measured, beginning with the first; the others are
-            used once, with the gamma there is: 1 + 1/T back-propagations per mini-batch. See *Fewer measurements* below.
-        relative: divide the raw gamma by a running reference of it before it is clipped, so that ``bounds`` say how far the step
-            may leave lr, whatever the curvature of the network. See *Relative gamma* below.
-        per_group: one gamma for each parameter group, from sums over the group's parameters only. Then `gamma` and its like have
-            one entry per group, `stats` takes the index of a group, and groups may have their own ``nu``, ``beta``, ``bounds``
-            and ``relative``. Clipping and k are common to all.
+        tune_every: T, at least 1. Only every T-th mini-batch is used twice and measured, beginning
+            with the first. The others are used once, with the gamma there is: 1 + 1/T
+            back-propagations per mini-batch. See *Fewer measurements* below.
+        relative: divide the raw gamma by a running reference of it before it is clipped, so that
+            ``bounds`` say how far the step may leave lr, whatever the curvature of the network. See
+            *Relative gamma* below.
+        per_group: one gamma for each parameter group, from sums over the group's parameters only.
+            Then `gamma` and its like have one entry per group, `stats` takes the index of a group,
+            and groups may have their own ``nu``, ``beta``, ``bounds`` and ``relative``. Clipping
+            and the decay are common to all.
 
-    **Fewer measurements** (``tune_every=T``, T > 1). Form (1) calls the closure once or twice, the body of form (2) runs once or
-    twice, and by hand `needs_second_pass` tells:
+    **Fewer measurements** (``tune_every=T``, T > 1). Form (1) calls the closure once or twice, the
+    body of form (2) runs once or twice, and by hand `needs_second_pass` tells:
 
         opt.zero_grad()
         criterion(model(x), y).backward()
@@ -84,21 +87,27 @@ class StepTunedSGD(TwoPasses):
             criterion(model(x), y).backward()
         opt.step()
 
-    k counts mini-batches, used once or twice, so ``decay_every`` and schedulers that step with every mini-batch mean the same for
-    every T; the bias correction counts measurements. The next measurement may come after many steps, so each one is divided by
-    the step $s$ it was made with before it is averaged: the n-th, on mini-batch k, has
+    k counts mini-batches, used once or twice, so ``decay_every`` and schedulers that step with
+    every mini-batch mean the same for every T; the bias correction counts measurements. A schedule
+    may change lr between two measurements, so each one is divided by the step $s$ it was made with
+    before it is averaged: the n-th, on mini-batch k, has
 
-    $$G_n = \beta G_{n-1} + (1-\beta)\,\Delta g / s_k, \qquad s_k = a_k \gamma_k, \qquad \hat G_n = s_k G_n / (1 - \beta^{n+1}).$$
+    $$G_n = \beta G_{n-1} + (1-\beta)\,\Delta g / s_k, \qquad s_k = a_k \gamma_k, \qquad
+    \hat G_n = s_k G_n / (1 - \beta^{n+1}).$$
 
-    With clipping, $s_k$ is the step after it. A measurement lost to an overflow under a GradScaler is not repeated.
+    With clipping, $s_k$ is the step after it. A measurement lost to an overflow under a GradScaler
+    is not repeated.
 
-    **Relative gamma** (``relative=True``). The raw gamma is an inverse curvature, whose size depends on the network. The
-    reference is its geometric mean over the measurements with positive curvature, the recent ones weighing most:
+    **Relative gamma** (``relative=True``). The raw gamma is an inverse curvature, whose size
+    depends on the network. The reference is its geometric mean over the measurements with positive
+    curvature, the recent ones weighing most:
 
     $$L_n = .99\, L_{n-1} + .01 \log \gamma^{\mathrm{raw}}_n, \qquad
-    \gamma_{k+1} = \gamma^{\mathrm{raw}}_n / \exp\bigl(L_n / (1 - .99^n)\bigr) \quad\text{clipped to } [m, M].$$
+    \gamma_{k+1} = \gamma^{\mathrm{raw}}_n / \exp\bigl(L_n / (1 - .99^n)\bigr)
+    \quad\text{clipped to } [m, M].$$
 
-    So the first such measurement gives 1. Where the curvature is not positive, gamma is nu, and the reference stays.
+    So the first such measurement gives 1. Where the curvature is not positive, gamma is nu, and the
+    reference stays.
 
     Examples:
         >>> import torch

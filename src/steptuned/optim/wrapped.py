@@ -1,4 +1,7 @@
-"""The passes of StepTuned: its base moves the parameters, gamma times as far, and the curvature along that is measured."""
+"""The passes of StepTuned: its base moves the parameters, gamma times as far.
+
+The curvature is measured along what it moved them by.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +16,16 @@ from steptuned import rule
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import tuned_groups
 from steptuned.optim.bucket import is_low_precision, params_of, precision
-from steptuned.optim.halves import begin, count_single, finish, in_row, lacks_gradients, set_steps, unit_of_G, watch_noise
+from steptuned.optim.halves import (
+    begin,
+    count_single,
+    finish,
+    in_row,
+    lacks_gradients,
+    set_steps,
+    unit_of_G,
+    watch_noise,
+)
 from steptuned.optim.notices import refuse_pending, warn_low_precision
 from steptuned.optim.scaling import Scaling, all_or_nothing, road
 from steptuned.optim.state import EMPTY, fresh_state
@@ -22,14 +34,25 @@ if TYPE_CHECKING:
     from steptuned.optim.step_tuned import StepTuned
 
 COUPLED = {
-    getattr(torch.optim, name) for name in ("SGD", "Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "ASGD")
+    getattr(torch.optim, name)
+    for name in (
+        "SGD",
+        "Adam",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Adamax",
+        "ASGD",
+    )
 }
-"""Bases whose weight decay is the gradient of lambda/2 |theta|^2, unless a group has it decoupled."""
+"""Bases whose weight decay is the gradient of lambda/2 |theta|^2, unless a group decouples it."""
 
 
 @dataclass(slots=True)
 class Part:
-    """Parameters of one group, device, precision and place that have a gradient: what this rank has of them."""
+    """Parameters with a gradient, of one group, device, precision and place: this rank's part."""
 
     group: dict[str, Any]
     place: sharded.Place | None
@@ -68,7 +91,7 @@ def _first_move(opt: "StepTuned", parts: list[Part], scaling: Scaling | None, co
     for part, gradients, points in zip(parts, g0, before, strict=True):
         for p, here, g, point in zip(part.owners, part.params, gradients, points, strict=True):
             state, kind = opt.state[p], precision(p)
-            if "G" not in state:  # not before the base has its own, which it may take for granted in a state that is not empty
+            if "G" not in state:  # after the base's: it takes a state that is not empty for its own
                 state.update(fresh_state(p, displaced=True))
             state["G"] = state["G"].to(p.device, kind)
             state["g0"], state["held"] = sharded.as_part_of(p, g), 1
@@ -91,7 +114,13 @@ def second_half(opt: "StepTuned", scaling: Scaling | None) -> None:
         else:
             sums = first["gamma"].new_full((len(tuned_groups(opt)), 2), torch.nan)
         if not overflow:
-            _move(opt, parts, [[p.clone() for p in part.params] for part in parts], scaling, coefficient)
+            _move(
+                opt,
+                parts,
+                [[p.clone() for p in part.params] for part in parts],
+                scaling,
+                coefficient,
+            )
     finish(opt, sums, valid)
 
 
@@ -104,7 +133,13 @@ def single_pass(opt: "StepTuned", scaling: Scaling | None) -> None:
         coefficient = _clip_coefficient(opt, parts, scaling)
         set_steps(opt)
         if not _overflow(scaling):
-            _move(opt, parts, [[p.clone() for p in part.params] for part in parts], scaling, coefficient)
+            _move(
+                opt,
+                parts,
+                [[p.clone() for p in part.params] for part in parts],
+                scaling,
+                coefficient,
+            )
     count_single(opt, bool(parts), scaling)
 
 
@@ -128,12 +163,12 @@ def _gather(opt: "StepTuned") -> list[Part]:
 
 
 def _overflow(scaling: Scaling | None) -> bool:
-    """Whether the base must not step. A look at the device, as every GradScaler takes it for most optimizers."""
+    """Whether the base must not step. A look at the device, as a GradScaler takes for most."""
     return scaling is not None and bool(scaling.found_inf)
 
 
 def _gradient_of_J(opt: "StepTuned", part: Part, scaling: Scaling | None) -> list[Tensor]:
-    """The gradients unscaled, signed, with coupled weight decay. Themselves, where nothing is to do."""
+    """The gradients unscaled, signed, with coupled weight decay; themselves, if that is nothing."""
     group, kind = part.group, precision(part.params[0])
     grads = [g.to(kind) for g in part.grads]
     if scaling is not None and scaling.inverse is not None:
@@ -146,7 +181,7 @@ def _gradient_of_J(opt: "StepTuned", part: Part, scaling: Scaling | None) -> lis
 
 
 def _clip_coefficient(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> Tensor:
-    """What the base's gradients are multiplied by, so that their norm, weight decay not included, is at most the limit."""
+    """What the base's gradients are multiplied by: their norm, without weight decay, is limited."""
     one = torch.ones_like(opt.param_groups[0]["gamma"])
     limit = opt.param_groups[0]["max_grad_norm"]
     if limit is None:
@@ -184,7 +219,7 @@ def _move(
 
 @contextmanager
 def _given(opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor) -> Iterator[None]:
-    """Within this block the parameters have the gradients that the base is to see: unscaled and clipped."""
+    """Within this block the parameters have the gradients for the base: unscaled and clipped."""
     inverse = None if scaling is None else scaling.inverse
     if inverse is None and opt.param_groups[0]["max_grad_norm"] is None:
         yield
@@ -203,7 +238,7 @@ def _given(opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coeffic
 
 
 def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sharded.Shares:
-    """G with this iteration's differences, and each group's share of <G, dtheta> and -s <g0, dtheta>."""
+    """G with the new differences; each group's share of <G, dtheta> and -s <g0, dtheta>."""
     shares = sharded.Shares(opt.param_groups[0]["gamma"].new_zeros(len(tuned_groups(opt)), 2))
     measured: set[int] = set()
     for part in parts:
@@ -211,7 +246,10 @@ def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sh
         pairs = [(opt.state[p], g) for p, g in zip(part.owners, grads, strict=True) if opt.state.get(p, {}).get("held")]
         if pairs:
             states = [state for state, _ in pairs]
-            shares.add(part.place, in_row(opt, part.group, _average(part.group, states, [g for _, g in pairs])))
+            shares.add(
+                part.place,
+                in_row(opt, part.group, _average(part.group, states, [g for _, g in pairs])),
+            )
             measured.update(map(id, states))
     for group in opt.param_groups:
         for p in group["params"]:
@@ -224,13 +262,16 @@ def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sh
 
 
 def _average(group: dict[str, Any], states: list[dict[str, Any]], g1: list[Tensor]) -> Tensor:
-    """G = beta G + (1 - beta) dg, and the sums. A difference that is not finite counts as zero, and its sum is nan."""
+    """G = beta G + (1 - beta) dg, and the sums. Where dg is not finite it is zero, the sum nan."""
     G, g0 = ([sharded.local(state[name]) for state in states] for name in ("G", "g0"))
     dg = torch._foreach_sub(g1, g0)
     if group["divided"]:
         torch._foreach_mul_(dg, rule.reciprocal(group["effective_lr"]).to(dg[0]))
     finite = torch.isfinite(flat.square(dg))
-    torch._foreach_lerp_(G, [torch.where(finite, d, 0.0) for d in dg], 1 - group["beta"])
+    for d in dg:
+        d.masked_fill_(~finite, 0.0)
+    torch._foreach_lerp_(G, dg, 1 - group["beta"])
+    del dg  # the sums need memory too
     return _sums(group, states, finite)
 
 
