@@ -25,6 +25,8 @@ from steptuned.lab.store import COMPLETE, Store
 from steptuned.lab.table2 import Timings
 
 VERDICTS = get_args(claims.Verdict)
+HEIGHT = {"page": 220, "row": 150}
+"""Pixels of a plot: without its rows, and per row."""
 ROW = ("key", "label", "axis", "shown", "format")
 """What the script needs to know about a measure."""
 
@@ -57,7 +59,7 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
         **_claims(judged),
     )
     _copy_files(report)
-    data = {"panels": [_curves(panel) for panel in panels]}
+    data = {"height": HEIGHT, "panels": [_curves(panel) for panel in panels]}
     content = json.dumps(data, separators=(",", ":"), allow_nan=False)
     (report / "data.js").write_text(f"window.STEPTUNED = {content};\n")
     write_claims(judged, report / "claims.json", report / "claims.md")
@@ -172,7 +174,7 @@ def _shown(panel: Panel) -> dict[str, Any]:
         "anchor": figures.safe_name(panel.id),
         "has_quartiles": any(b.quartiles for line in panel.lines for b in line.bands.values()),
         "has_curves": any(line.y for line in panel.lines),
-        "height": 220 + 130 * sum(row.shown for row in panel.rows),
+        "height": HEIGHT["page"] + HEIGHT["row"] * sum(row.shown for row in panel.rows),
         "columns": [column for column in columns if any(column in row for row in panel.finals)],
         "alt": f"{panel.title}. {words} Mean loss at the end: {', '.join(losses) or 'none yet'}.",
     }

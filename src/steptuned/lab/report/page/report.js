@@ -46,7 +46,7 @@
     const longer = seeds.filter((i) => present(line.y[i][key]).length > drawn.length);  // the band ends with the shortest seed
     return [...longer.map((i) => seedTrace(i, { line: { color, dash, width: 0.8 }, opacity: 0.6 })),
       { ...base, x, y: pick(band.low), line: { width: 0, color }, hoverinfo: "skip" },
-      { ...base, x, y: pick(band.high), line: { width: 0, color }, fill: "tonexty", fillcolor: faded(color, 0.18), hoverinfo: "skip" },
+      { ...base, x, y: pick(band.high), line: { width: 0, color }, fill: "tonexty", fillcolor: faded(color, 0.14), hoverinfo: "skip" },
       { ...base, x, y: pick(band.middle), line: { color, dash, width: 2 }, hovertemplate: hover(`${band.quartiles ? "median" : "mean"} of ${seeds.length}`) }];
   }
 
@@ -85,7 +85,7 @@
     return [words.slice(0, half + 1), words.slice(half + 1)].map((part) => escaped(part.join(" "))).join("<br>");
   }
 
-  const heightOf = (rows) => 220 + 130 * rows.length;
+  const heightOf = (rows) => data.height.page + data.height.row * rows.length;
 
   function layoutOf(panel, choice) {
     const rows = rowsOf(panel, choice);
