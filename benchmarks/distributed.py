@@ -49,9 +49,13 @@ class Traffic(TorchDispatchMode):
         self.collectives, self.bytes = 0, 0
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op.namespace in ("c10d", "_c10d_functional") and not op.__name__.startswith(("wait_tensor", "_wrap")):
+        if op.namespace in ("c10d", "_c10d_functional") and not op.__name__.startswith(
+            ("wait_tensor", "_wrap")
+        ):
             self.collectives += 1
-            self.bytes += max((t.nbytes for t in tree_leaves(args) if isinstance(t, Tensor)), default=0)
+            self.bytes += max(
+                (t.nbytes for t in tree_leaves(args) if isinstance(t, Tensor)), default=0
+            )
         return op(*args, **(kwargs or {}))
 
 
@@ -80,7 +84,10 @@ class Case:
         """Seconds of all, and of the optimizer."""
         begun, inside = time.perf_counter(), 0.0
         tuned = isinstance(self.optimizer, StepTunedSGD)
-        for update in (self.optimizer.half_step if tuned else self.optimizer.step, self.optimizer.step):
+        for update in (
+            self.optimizer.half_step if tuned else self.optimizer.step,
+            self.optimizer.step,
+        ):
             self.optimizer.zero_grad()
             self.model(self.x).square().mean().backward()
             start = time.perf_counter()
@@ -101,7 +108,12 @@ def work(rounds: int, to: Path) -> None:
         for name, case in cases.items():
             with Traffic() as traffic:
                 case.two_back_propagations()
-            found[f"{way}/{name}"] = {"collectives": traffic.collectives / 2, "bytes": traffic.bytes / 2, "total": [], "inside": []}
+            found[f"{way}/{name}"] = {
+                "collectives": traffic.collectives / 2,
+                "bytes": traffic.bytes / 2,
+                "total": [],
+                "inside": [],
+            }
         for _ in range(rounds):
             for name, case in cases.items():
                 dist.barrier()
@@ -128,16 +140,35 @@ def main() -> None:
         work(arguments.rounds, arguments.work)
         return
     parameters = LAYERS * (WIDTH * WIDTH + WIDTH)
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}; {parameters:,} parameters, {ROWS} rows a rank")
+    print(
+        f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}; {parameters:,} parameters, {ROWS} rows a rank"
+    )
     print("per back-propagation; quartiles in brackets\n")
-    columns = [f"{'ranks':>5}", f"{'way':5}", f"{'method':22}", f"{'collectives':>11}", f"{'bytes':>12}", f"{'beyond SGD':>10}"]
+    columns = [
+        f"{'ranks':>5}",
+        f"{'way':5}",
+        f"{'method':22}",
+        f"{'collectives':>11}",
+        f"{'bytes':>12}",
+        f"{'beyond SGD':>10}",
+    ]
     print("  ".join([*columns, f"{'ms':>22}", f"{'optimizer, %':>20}"]))
     for ranks in arguments.ranks:
         with tempfile.TemporaryDirectory() as folder:
             to = Path(folder) / "found.json"
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__]
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(ranks),
+                __file__,
+            ]
             rest = ["--rounds", str(arguments.rounds), "--work", str(to)]
-            subprocess.run([*command, *rest], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            subprocess.run(
+                [*command, *rest], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
             found = json.loads(to.read_text())
         for key, each in found.items():
             way, name = key.split("/")

@@ -29,7 +29,9 @@ def seconds(work: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
-def rounds(works: dict[str, tuple[Callable[[], object], int]], count: int = ROUNDS) -> dict[str, np.ndarray[Any, Any]]:
+def rounds(
+    works: dict[str, tuple[Callable[[], object], int]], count: int = ROUNDS
+) -> dict[str, np.ndarray[Any, Any]]:
     """Seconds of each, round by round, each round beginning with another one."""
     for work, _ in works.values():
         work()
@@ -79,9 +81,13 @@ def batches() -> None:
     }
     measured = rounds(works)
     step = measured["a step of SGD on LeNet, with its mini-batch"]
-    print(f"mini-batches of 128 CIFAR-10 images, {torch.get_num_threads()} threads, n = {ROUNDS} rounds, median [quartiles]")
+    print(
+        f"mini-batches of 128 CIFAR-10 images, {torch.get_num_threads()} threads, n = {ROUNDS} rounds, median [quartiles]"
+    )
     for name, values in measured.items():
-        print(f"  {name:55} {1e3 * np.median(values):7.3f} ms   share of the step {spread(values / step)}")
+        print(
+            f"  {name:55} {1e3 * np.median(values):7.3f} ms   share of the step {spread(values / step)}"
+        )
 
 
 def layouts() -> None:
@@ -91,9 +97,13 @@ def layouts() -> None:
             layout: Driver("sgd", problem_of(letter, layout=layout), METHODS["sgd"].defaults)
             for layout in ("contiguous", "channels_last")
         }
-        measured = rounds({layout: (driver.advance, times) for layout, driver in drivers.items()}, count)
+        measured = rounds(
+            {layout: (driver.advance, times) for layout, driver in drivers.items()}, count
+        )
         ratio = spread(measured["channels_last"] / measured["contiguous"])
-        print(f"  ({letter}) {TABLE_1[letter]['title']:40} {1e3 * np.median(measured['contiguous']):9.2f} ms contiguous   {ratio}")
+        print(
+            f"  ({letter}) {TABLE_1[letter]['title']:40} {1e3 * np.median(measured['contiguous']):9.2f} ms contiguous   {ratio}"
+        )
 
 
 if __name__ == "__main__":

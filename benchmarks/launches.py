@@ -74,7 +74,9 @@ def main() -> None:
     }
     for name, options in choices.items():
         counts = launches(SHAPES, **options)
-        print(f"{name:14}{counts.total():4}  {', '.join(f'{n} x {op}' for op, n in counts.most_common())}")
+        print(
+            f"{name:14}{counts.total():4}  {', '.join(f'{n} x {op}' for op, n in counts.most_common())}"
+        )
 
 
 if __name__ == "__main__":

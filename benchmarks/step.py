@@ -83,7 +83,9 @@ MARKERS = "<!-- benchmarks/step.py: begin -->", "<!-- benchmarks/step.py: end --
 @contextmanager
 def path_of(method: str) -> Iterator[None]:
     """Without the kernel, for the methods that are to do without it."""
-    with patch.object(bucket, "kernel_for", (lambda dtype: None) if method.startswith("torch") else kernel_for):
+    with patch.object(
+        bucket, "kernel_for", (lambda dtype: None) if method.startswith("torch") else kernel_for
+    ):
         yield
 
 
@@ -132,7 +134,9 @@ def measure_memory(name: str, method: str) -> None:
     """Print the peak beyond parameters and gradients; for a process of its own."""
     with path_of(method):
         tiny = [torch.ones(1, requires_grad=True)]
-        iteration(METHODS[method](tiny), tiny, [[torch.ones(1)], [torch.ones(1)]])  # load what is lazy
+        iteration(
+            METHODS[method](tiny), tiny, [[torch.ones(1)], [torch.ones(1)]]
+        )  # load what is lazy
         params = parameters(name)
         size = sum(p.numel() * p.element_size() for p in params)
         opt = METHODS[method](params)
@@ -172,7 +176,9 @@ def processor() -> str:
     """The processor's name, where the system tells it."""
     try:
         with open("/proc/cpuinfo") as file:
-            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+            return next(
+                line.split(":")[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.machine()
 
@@ -196,9 +202,20 @@ def table(sets: list[str], threads: list[int], rounds: int, cpu_time: bool) -> s
             torch.set_num_threads(n)
             times = measure_time(name, rounds, clock)
             for method, seconds in times.items():
-                adam, sgd = ([a / b for a, b in zip(seconds, times[of], strict=True)] for of in ("Adam fused", "SGD fused"))
+                adam, sgd = (
+                    [a / b for a, b in zip(seconds, times[of], strict=True)]
+                    for of in ("Adam fused", "SGD fused")
+                )
                 milliseconds = f"{statistics.median(seconds) * 1e3:.3f}"
-                cells = (what, n, method, milliseconds, spread(adam), spread(sgd), f"{memory[method]:.2f}")
+                cells = (
+                    what,
+                    n,
+                    method,
+                    milliseconds,
+                    spread(adam),
+                    spread(sgd),
+                    f"{memory[method]:.2f}",
+                )
                 lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -211,12 +228,16 @@ def write(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--cpu-time", action="store_true")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between its markers in this file")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the table between its markers in this file"
+    )
     parser.add_argument("--memory-of", nargs=2, metavar=("SET", "METHOD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", "gamma has been at its")  # these gradients are made up

@@ -16,7 +16,9 @@ def on_page_content(content: str, **_: Any) -> str:
     def display(found: re.Match[str]) -> str:
         return convert(_plain(found[1]), display="block")
 
-    content = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, content, flags=re.DOTALL)
+    content = re.sub(
+        r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, content, flags=re.DOTALL
+    )
     return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', display, content, flags=re.DOTALL)
 
 

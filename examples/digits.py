@@ -38,7 +38,11 @@ class Digits:
     def batches(self, seed: int) -> "list[Tensor]":
         """The rows of every mini-batch of a run, reshuffled each epoch: the same for every method of a seed."""
         generator = torch.Generator().manual_seed(seed)
-        return [rows for _ in range(EPOCHS) for rows in torch.randperm(len(self.y), generator=generator).split(BATCH)]
+        return [
+            rows
+            for _ in range(EPOCHS)
+            for rows in torch.randperm(len(self.y), generator=generator).split(BATCH)
+        ]
 
 
 def network(seed: int) -> nn.Module:
@@ -70,7 +74,13 @@ def train(method: str, lr: float, seed: int, data: Digits, budget: int) -> dict[
     if method == "SGD":
         opt = torch.optim.SGD(model.parameters(), lr=lr, weight_decay=WEIGHT_DECAY)
     else:
-        opt = StepTunedSGD(model.parameters(), lr=lr, decay_every=per_epoch / 2, delta=DELTA, weight_decay=WEIGHT_DECAY)
+        opt = StepTunedSGD(
+            model.parameters(),
+            lr=lr,
+            decay_every=per_epoch / 2,
+            delta=DELTA,
+            weight_decay=WEIGHT_DECAY,
+        )
     for done in range(budget):
         rows = batches[done if method == "SGD" else done // 2]
         opt.zero_grad()
@@ -88,8 +98,12 @@ def train(method: str, lr: float, seed: int, data: Digits, budget: int) -> dict[
     return log
 
 
-def draw(results: dict[str, list[dict[str, list[float]]]], chosen: dict[str, float], path: Path) -> None:
-    figure, axes = plt.subplots(3, 1, figsize=(6, 7.5), sharex=True, height_ratios=(3, 2, 1.2), layout="constrained")
+def draw(
+    results: dict[str, list[dict[str, list[float]]]], chosen: dict[str, float], path: Path
+) -> None:
+    figure, axes = plt.subplots(
+        3, 1, figsize=(6, 7.5), sharex=True, height_ratios=(3, 2, 1.2), layout="constrained"
+    )
     for method, logs in results.items():
         for i, (axis, name) in enumerate(zip(axes, ("loss", "accuracy", "gamma"), strict=True)):
             if name == "gamma" and method == "SGD":
@@ -97,9 +111,15 @@ def draw(results: dict[str, list[dict[str, list[float]]]], chosen: dict[str, flo
             values = np.array([log[name] for log in logs])
             x = logs[0]["back-propagations"]
             label = f"{method}, lr {chosen[method]:g}" if i == 0 else None
-            axis.fill_between(x, values.min(0), values.max(0), color=COLOURS[method], alpha=0.2, linewidth=0)
+            axis.fill_between(
+                x, values.min(0), values.max(0), color=COLOURS[method], alpha=0.2, linewidth=0
+            )
             axis.plot(x, values.mean(0), color=COLOURS[method], label=label)
-    axes[0].set(yscale="log", ylabel="training loss J", title="Handwritten digits: mean and range of 3 seeds")
+    axes[0].set(
+        yscale="log",
+        ylabel="training loss J",
+        title="Handwritten digits: mean and range of 3 seeds",
+    )
     axes[0].legend(frameon=False)
     axes[1].set(ylabel="test accuracy", ylim=(0.8, 1.0))
     axes[2].set(ylabel="gamma", xlabel="back-propagations", ylim=(0, 2.2))
@@ -116,9 +136,13 @@ def progress(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("demo"))
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="the budget; at most %(default)s")
+    parser.add_argument(
+        "--epochs", type=int, default=EPOCHS, help="the budget; at most %(default)s"
+    )
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(2)
@@ -145,7 +169,9 @@ def main() -> None:
         cells = []
         for name, form in (("loss", ".6f"), ("accuracy", ".2%")):
             last = [log[name][-1] for log in logs]
-            cells.append(f"{statistics.mean(last):{form}} ({min(last):{form}} to {max(last):{form}})")
+            cells.append(
+                f"{statistics.mean(last):{form}} ({min(last):{form}} to {max(last):{form}})"
+            )
         print(f"{method:16}{chosen[method]:6g}   {cells[0]:32}{cells[1]}")
     print(f"picture: {arguments.out / 'digits.png'}")
 

@@ -23,24 +23,46 @@ from dask_jobqueue.slurm import SLURMCluster
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=4, help="jobs at the same time, each making one run after another")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=4,
+        help="jobs at the same time, each making one run after another",
+    )
     parser.add_argument("--cores", type=int, default=1, help="cores of a job, for torch's threads")
     parser.add_argument("--memory", default="4GB", help="memory of a job")
     parser.add_argument("--walltime", default="04:00:00", help="time limit of a job")
-    parser.add_argument("--partition", help="where jobs are queued; by default where your cluster says")
+    parser.add_argument(
+        "--partition", help="where jobs are queued; by default where your cluster says"
+    )
     parser.add_argument("--account", help="on whose account")
-    parser.add_argument("--interface", help="network that scheduler and workers talk through, such as ib0")
-    parser.add_argument("--job-script", action="store_true", help="print the job script and submit nothing")
+    parser.add_argument(
+        "--interface", help="network that scheduler and workers talk through, such as ib0"
+    )
+    parser.add_argument(
+        "--job-script", action="store_true", help="print the job script and submit nothing"
+    )
     parser.add_argument("command", nargs="*", help="arguments of steptuned")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # dask_jobqueue has made Ctrl-C a success
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # dask_jobqueue has made Ctrl-C a success
     with cluster_of(arguments) as cluster:
         if arguments.job_script:
             print(cluster.job_script())
             return 0
         cluster.adapt(minimum_jobs=arguments.workers, maximum_jobs=arguments.workers)
-        command = [sys.executable, "-m", "steptuned", *arguments.command, "--dask", cluster.scheduler_address]
+        command = [
+            sys.executable,
+            "-m",
+            "steptuned",
+            *arguments.command,
+            "--dask",
+            cluster.scheduler_address,
+        ]
         with subprocess.Popen(command) as steptuned:
             try:
                 return steptuned.wait()
@@ -54,7 +76,9 @@ def cluster_of(arguments: argparse.Namespace) -> SLURMCluster:
         cores=1,
         processes=1,
         job_cpu=arguments.cores,
-        job_script_prologue=[f"export OMP_NUM_THREADS={arguments.cores} MKL_NUM_THREADS={arguments.cores}"],
+        job_script_prologue=[
+            f"export OMP_NUM_THREADS={arguments.cores} MKL_NUM_THREADS={arguments.cores}"
+        ],
         memory=arguments.memory,
         walltime=arguments.walltime,
         queue=arguments.partition,

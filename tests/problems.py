@@ -65,7 +65,9 @@ class Network:
     def __init__(self, batch=16, seed=1, iterations=400):
         rng = np.random.default_rng(seed)
         self.x = rng.standard_normal((iterations, batch, 5))
-        self.y = np.sin(self.x @ rng.standard_normal((5, 3))) + 0.1 * rng.standard_normal((iterations, batch, 3))
+        self.y = np.sin(self.x @ rng.standard_normal((5, 3))) + 0.1 * rng.standard_normal(
+            (iterations, batch, 3)
+        )
         self.start = 0.5 * rng.standard_normal(sum(int(np.prod(s)) for s in self.shapes))
 
     def split(self, theta):

@@ -13,8 +13,14 @@ def marked(mark):
     """The processes that live, have this mark, and are not this one, with their commands."""
     wanted = f"{MARK}={mark}".encode()
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    commands = {pid: _read(pid, "cmdline") for pid in pids if pid != os.getpid() and wanted in _read(pid, "environ")}
-    return {pid: b" ".join(words).decode() for pid, words in commands.items() if words != [b""]}  # a zombie has none
+    commands = {
+        pid: _read(pid, "cmdline")
+        for pid in pids
+        if pid != os.getpid() and wanted in _read(pid, "environ")
+    }
+    return {
+        pid: b" ".join(words).decode() for pid, words in commands.items() if words != [b""]
+    }  # a zombie has none
 
 
 def _read(pid, name):

@@ -8,7 +8,19 @@ import numpy as np
 
 
 def step_tuned_sgd(
-    theta, gradient, *, alpha, nu=2.0, beta=0.9, m=0.5, M=2.0, delta=0.001, decay_every=1, decay=0.0, sign=1.0, clip=np.inf
+    theta,
+    gradient,
+    *,
+    alpha,
+    nu=2.0,
+    beta=0.9,
+    m=0.5,
+    M=2.0,
+    delta=0.001,
+    decay_every=1,
+    decay=0.0,
+    sign=1.0,
+    clip=np.inf,
 ):
     """Algorithm 2. Yields (theta_{k+1/2}, theta_{k+1}, gamma_{k+1}, step_k, raw gamma_{k+1}, curvature).
 
@@ -55,7 +67,15 @@ class StepTunedSGDByPass:
     """
 
     def __init__(self, *, nu, beta, m, M, delta, decay_every, clip=np.inf):
-        self.nu, self.beta, self.m, self.M, self.delta, self.decay_every, self.clip = nu, beta, m, M, delta, decay_every, clip
+        self.nu, self.beta, self.m, self.M, self.delta, self.decay_every, self.clip = (
+            nu,
+            beta,
+            m,
+            M,
+            delta,
+            decay_every,
+            clip,
+        )
         self.alpha, self.decay, self.sign = [], [], []  # one for each group
         self.group, self.theta, self.G = [], [], []  # one for each tensor
         self.k, self.gamma, self.ignored, self.negative = 0, 1.0, 0, 0
@@ -75,7 +95,11 @@ class StepTunedSGDByPass:
 
     def first(self, gradients, overflow=False):
         """theta_k to theta_{k+1/2}. ``gradients`` has those that exist, by the index of their tensor."""
-        factor = 1.0 if self.decay_every is None else (1 + self.k // self.decay_every) ** (1 / 2 + self.delta)
+        factor = (
+            1.0
+            if self.decay_every is None
+            else (1 + self.k // self.decay_every) ** (1 / 2 + self.delta)
+        )
         self.step = [alpha / factor * self.gamma for alpha in self.alpha]
         self.sound = not overflow
         self.g0 = self._of_J(gradients, overflow)
@@ -104,11 +128,16 @@ class StepTunedSGDByPass:
 
     def _of_J(self, gradients, overflow):
         """The gradients of the function that is minimised."""
-        return {i: np.zeros_like(g) if overflow else self._with_decay(i, g) for i, g in gradients.items()}
+        return {
+            i: np.zeros_like(g) if overflow else self._with_decay(i, g)
+            for i, g in gradients.items()
+        }
 
     def _with_decay(self, i, g):
         decay = self.decay[self.group[i]]
-        return self.sign[self.group[i]] * g + (decay * self.theta[i] if decay else 0.0)  # not 0 times infinity
+        return self.sign[self.group[i]] * g + (
+            decay * self.theta[i] if decay else 0.0
+        )  # not 0 times infinity
 
     def _move(self, gradients):
         norm = np.sqrt(sum(np.sum(g * g) for g in gradients.values()))
@@ -189,20 +218,28 @@ def gradient_variation(theta, gradient, variation, *, alpha, nu, m, M, delta):
 def stochastic_gv(theta, gradient, **options):
     """Algorithm 3."""
     return gradient_variation(
-        theta, gradient, lambda k, theta, before, step: gradient(k, theta) - gradient(k - 1, before), **options
+        theta,
+        gradient,
+        lambda k, theta, before, step: gradient(k, theta) - gradient(k - 1, before),
+        **options,
     )
 
 
 def exact_gv(theta, gradient, full_gradient, **options):
     """Algorithm 4."""
     return gradient_variation(
-        theta, gradient, lambda k, theta, before, step: full_gradient(theta) - full_gradient(before), **options
+        theta,
+        gradient,
+        lambda k, theta, before, step: full_gradient(theta) - full_gradient(before),
+        **options,
     )
 
 
 def expected_gv(theta, gradient, expectation, **options):
     """Algorithm 5."""
-    return gradient_variation(theta, gradient, lambda k, theta, before, step: -step * expectation(before), **options)
+    return gradient_variation(
+        theta, gradient, lambda k, theta, before, step: -step * expectation(before), **options
+    )
 
 
 def variant(
@@ -364,4 +401,6 @@ class Adam:
         self.m = self.b1 * self.m + (1 - self.b1) * g
         self.v = self.b2 * self.v + (1 - self.b2) * g * g
         m_hat, v_hat = self.m / (1 - self.b1**self.t), self.v / (1 - self.b2**self.t)
-        return -m_hat / (np.sqrt(v_hat) + self.eps) - (self.decay * theta if self.decoupled else 0.0)
+        return -m_hat / (np.sqrt(v_hat) + self.eps) - (
+            self.decay * theta if self.decoupled else 0.0
+        )

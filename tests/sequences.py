@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import reference
 from compare import same
@@ -83,7 +89,21 @@ class Sequence(RuleBasedStateMachine):
         seed=SEEDS,
     )
     def begin(
-        self, dtypes, beta, bounds, nu, decay_every, delta, max_grad_norm, foreach, lr, weight_decay, maximize, tensors, large, seed
+        self,
+        dtypes,
+        beta,
+        bounds,
+        nu,
+        decay_every,
+        delta,
+        max_grad_norm,
+        foreach,
+        lr,
+        weight_decay,
+        maximize,
+        tensors,
+        large,
+        seed,
     ):
         type(self).count += 1
         self.shared = {
@@ -106,7 +126,9 @@ class Sequence(RuleBasedStateMachine):
         self.dtypes, self.params, self.options = DTYPES[dtypes], [], []
         self.pending, self.scaler = "", None
         self.before = []  # kept alive, because a GradScaler knows optimizers by their id
-        group = self._new_group(tensors, seed, lr, weight_decay, maximize, foreach, large=large == 0)
+        group = self._new_group(
+            tensors, seed, lr, weight_decay, maximize, foreach, large=large == 0
+        )
         self.opt = StepTunedSGD([group], **self.shared)
         self.chance = np.random.default_rng(seed)
         self.curve = [self._curve(p) for p in self.params]
@@ -114,7 +136,11 @@ class Sequence(RuleBasedStateMachine):
     # ------------------------------------------------------------------------ whole iterations
 
     @precondition(lambda self: not self.pending)
-    @rule(seed=SEEDS, kinds=st.tuples(KINDS, KINDS), error=st.sampled_from([None, None, None, None, 0, 1]))
+    @rule(
+        seed=SEEDS,
+        kinds=st.tuples(KINDS, KINDS),
+        error=st.sampled_from([None, None, None, None, 0, 1]),
+    )
     def closure(self, seed, kinds, error):
         """The first form; now and then the closure fails."""
         drawn = []
@@ -130,7 +156,9 @@ class Sequence(RuleBasedStateMachine):
             return torch.tensor(float(seed))
 
         if error is None:
-            assert self.opt.step(closure) == float(torch.tensor(float(seed))), "the loss of the first pass"
+            assert self.opt.step(closure) == float(torch.tensor(float(seed))), (
+                "the loss of the first pass"
+            )
             self._check_second()
         else:
             try:
@@ -140,7 +168,11 @@ class Sequence(RuleBasedStateMachine):
         assert len(set(drawn)) == 1, "both passes draw the same random numbers"
 
     @precondition(lambda self: not self.pending)
-    @rule(seed=SEEDS, kinds=st.tuples(KINDS, KINDS), last=st.sampled_from([None, None, None, None, 0, 1]))
+    @rule(
+        seed=SEEDS,
+        kinds=st.tuples(KINDS, KINDS),
+        last=st.sampled_from([None, None, None, None, 0, 1]),
+    )
     def passes(self, seed, kinds, last):
         """The second form; now and then the loop is left early."""
         drawn = []
@@ -163,7 +195,9 @@ class Sequence(RuleBasedStateMachine):
     @rule(seed=SEEDS, kind=KINDS, road=ROADS)
     def half_step(self, seed, kind, road):
         """The first half of the third form, with or without a GradScaler."""
-        self._through(road, self.opt.first_pass if road != "plain" else None, kind, seed, self.opt.half_step)
+        self._through(
+            road, self.opt.first_pass if road != "plain" else None, kind, seed, self.opt.half_step
+        )
         self._check_first()
         self.pending = road
 
@@ -171,7 +205,9 @@ class Sequence(RuleBasedStateMachine):
     @rule(seed=SEEDS, kind=KINDS)
     def step(self, seed, kind):
         """The second half."""
-        self._through(self.pending, self.opt if self.pending != "plain" else None, kind, seed, self.opt.step)
+        self._through(
+            self.pending, self.opt if self.pending != "plain" else None, kind, seed, self.opt.step
+        )
         self._check_second()
         if self.pending != "plain":
             self.scaler.update()
@@ -184,7 +220,11 @@ class Sequence(RuleBasedStateMachine):
         if road == self.pending:
             return
         with self._unchanged():
-            self._refuses(lambda: self._through(road, self.opt if road != "plain" else None, "all", seed, self.opt.step))
+            self._refuses(
+                lambda: self._through(
+                    road, self.opt if road != "plain" else None, "all", seed, self.opt.step
+                )
+            )
         self._drop()
         self.opt.cancel()
 
@@ -219,7 +259,12 @@ class Sequence(RuleBasedStateMachine):
                     self._backward("all", seed)
                     self._refuses(self.opt.step)
                     self.opt.cancel()
-        _check("the number of skipped iterations", self.opt.stats().skipped, before.skipped + (way != "second pass only"), 0)
+        _check(
+            "the number of skipped iterations",
+            self.opt.stats().skipped,
+            before.skipped + (way != "second pass only"),
+            0,
+        )
 
     @rule(what=st.sampled_from(["half_step", "passes", "closure", "group", "step"]))
     def misuse(self, what):
@@ -228,7 +273,9 @@ class Sequence(RuleBasedStateMachine):
             "half_step": self.opt.half_step,
             "passes": self.opt.passes,
             "closure": lambda: self.opt.step(lambda: 1 / 0),
-            "group": lambda: self.opt.add_param_group({"params": [torch.ones(1, requires_grad=True)]}),
+            "group": lambda: self.opt.add_param_group(
+                {"params": [torch.ones(1, requires_grad=True)]}
+            ),
         }
         with self._unchanged():
             if self.pending and what in calls:
@@ -246,7 +293,13 @@ class Sequence(RuleBasedStateMachine):
         self.opt.param_groups[group]["lr"] = torch.tensor(lr) if tensor else lr
 
     @precondition(lambda self: not self.pending and len(self.params) < 6)
-    @rule(seed=SEEDS, lr=LRS, weight_decay=st.sampled_from([0.0, 0.2]), maximize=st.booleans(), tensors=st.integers(1, 2))
+    @rule(
+        seed=SEEDS,
+        lr=LRS,
+        weight_decay=st.sampled_from([0.0, 0.2]),
+        maximize=st.booleans(),
+        tensors=st.integers(1, 2),
+    )
     def add_group(self, seed, lr, weight_decay, maximize, tensors):
         group = self._new_group(tensors, seed, lr, weight_decay, maximize, foreach=None)
         self.opt.add_param_group(group)
@@ -306,7 +359,13 @@ class Sequence(RuleBasedStateMachine):
         self.params += new
         sign = -1.0 if maximize else 1.0
         self.twin.add_group([_array(p) for p in new], alpha=lr, decay=weight_decay, sign=sign)
-        return {"params": new, "lr": lr, "weight_decay": weight_decay, "maximize": maximize, "foreach": foreach}
+        return {
+            "params": new,
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+        }
 
     def _curve(self, p):
         """The gradient is a sin(theta) + b, bounded, with curvature of either sign."""
@@ -334,11 +393,18 @@ class Sequence(RuleBasedStateMachine):
                 p.grad.view(-1)[0] = SPIKE * scale
             self.gradients[i] = _array(p.grad) / scale
         self.scaled = scale != 1.0
-        self.overflow = self.scaled and not all(np.isfinite(g).all() for g in self.gradients.values())
+        self.overflow = self.scaled and not all(
+            np.isfinite(g).all() for g in self.gradients.values()
+        )
 
     def _can_spike(self, p):
         """Whether a spike is certain to overflow: the norm of one element is taken without squaring."""
-        return p.dtype != torch.float64 and p.numel() > 1 and self.twin.clip == np.inf and all(self.twin.alpha)
+        return (
+            p.dtype != torch.float64
+            and p.numel() > 1
+            and self.twin.clip == np.inf
+            and all(self.twin.alpha)
+        )
 
     def _through(self, road, half, kind, seed, call):
         """A pass by hand, or through the scaler."""
@@ -393,18 +459,27 @@ class Sequence(RuleBasedStateMachine):
             dg, curvature, square = measured
             faded = [twin.beta * before for before in G]
             size = [
-                np.abs(before) + sum(np.abs(_finite(each[i])) for each in (g0, dg) if i in each) + 0.2 * np.abs(_finite(theta[i]))
+                np.abs(before)
+                + sum(np.abs(_finite(each[i])) for each in (g0, dg) if i in each)
+                + 0.2 * np.abs(_finite(theta[i]))
                 for i, before in enumerate(G)
             ]
             margins = [self._tolerance(p) * s for p, s in zip(self.params, size, strict=True)]
             if self._is_finite(dg):
                 self._check_G(twin.G, twin.G, margins)
-                off = sum(np.sum(margins[i] * np.abs(d)) for i, d in twin.dtheta.items()) / (1 - twin.beta ** (k + 1))
+                off = sum(np.sum(margins[i] * np.abs(d)) for i, d in twin.dtheta.items()) / (
+                    1 - twin.beta ** (k + 1)
+                )
                 self._check_gamma(curvature, square, off)
             else:
                 twin.ignored += 1
                 self._check_G(faded, twin.G, margins)
-                _check("gamma after a measurement that is not finite", self.opt.gamma.item(), gamma, 0.0)
+                _check(
+                    "gamma after a measurement that is not finite",
+                    self.opt.gamma.item(),
+                    gamma,
+                    0.0,
+                )
         twin.cancel()
         stats = self.opt.stats()
         _check("k", stats.iterations, twin.k, 0)
@@ -416,7 +491,9 @@ class Sequence(RuleBasedStateMachine):
         """Whether the squares of all that is measured are, in the precision of their tensor."""
 
         def fits(i, a):
-            largest = np.finfo(np.float64 if self.params[i].dtype == torch.float64 else np.float32).max
+            largest = np.finfo(
+                np.float64 if self.params[i].dtype == torch.float64 else np.float32
+            ).max
             with np.errstate(over="ignore"):
                 return np.isfinite(a).all() and np.sum(a * a) < largest
 
@@ -428,13 +505,17 @@ class Sequence(RuleBasedStateMachine):
 
     def _rounding(self, p):
         """The norm to which all are clipped is as precise as the least precise of them."""
-        clipped = self.twin.clip < np.inf and any(other.dtype != torch.float64 for other in self.params)
+        clipped = self.twin.clip < np.inf and any(
+            other.dtype != torch.float64 for other in self.params
+        )
         return max(ROUNDING[p.dtype], TOLERANCE[torch.float32] if clipped else 0.0)
 
     def _check_parameters(self, before):
         for i, p in enumerate(self.params):
             actual, wanted = _array(p), self.twin.theta[i]
-            margin = self._rounding(p) * np.maximum(np.abs(_finite(wanted)), np.abs(_finite(before[i])))
+            margin = self._rounding(p) * np.maximum(
+                np.abs(_finite(wanted)), np.abs(_finite(before[i]))
+            )
             _check(f"parameter {i}", actual, wanted, margin)
             self.twin.theta[i] = actual
 
@@ -442,9 +523,13 @@ class Sequence(RuleBasedStateMachine):
         """Of a measurement that is not finite, each element is either left out or not."""
         for i, p in enumerate(self.params):
             actual = _array(self.opt.state[p]["G"]) if self.opt.state.get(p) else np.zeros(p.shape)
-            fits = (np.abs(actual - full[i]) <= margins[i]) | (np.abs(actual - faded[i]) <= margins[i])
+            fits = (np.abs(actual - full[i]) <= margins[i]) | (
+                np.abs(actual - faded[i]) <= margins[i]
+            )
             if not fits.all():
-                raise DifferenceError(f"G of parameter {i} is {actual[~fits][:3]} instead of {full[i][~fits][:3]}")
+                raise DifferenceError(
+                    f"G of parameter {i} is {actual[~fits][:3]} instead of {full[i][~fits][:3]}"
+                )
             self.twin.G[i] = actual
 
     def _check_gamma(self, curvature, square, off):
@@ -453,12 +538,20 @@ class Sequence(RuleBasedStateMachine):
         off += 1e-12 * abs(curvature)
         if abs(curvature) > 2 * off:
             if curvature > 0:
-                near = [twin.clipped(square * (1 + side * 1e-4) / (curvature - side * off)) for side in (-1, 1)]
+                near = [
+                    twin.clipped(square * (1 + side * 1e-4) / (curvature - side * off))
+                    for side in (-1, 1)
+                ]
             else:
                 near = [twin.clipped(twin.nu)] * 2
             if not near[0] * (1 - 1e-12) <= actual <= near[1] * (1 + 1e-12):
                 raise DifferenceError(f"gamma is {actual} instead of {near}")
-            _check("the curvature", self.opt.curvature.item(), curvature / square, off / square + 1e-4 * abs(curvature / square))
+            _check(
+                "the curvature",
+                self.opt.curvature.item(),
+                curvature / square,
+                off / square + 1e-4 * abs(curvature / square),
+            )
         elif curvature == off == 0:
             _check("gamma without any displacement", actual, twin.clipped(twin.nu), 0.0)
         elif not twin.m <= actual <= twin.M:
@@ -507,7 +600,11 @@ def _finite(a):
 def _check(what, actual, wanted, margin):
     actual, wanted = np.asarray(actual, dtype=float), np.asarray(wanted, dtype=float)
     with np.errstate(invalid="ignore"):
-        fits = (np.abs(actual - wanted) <= margin) | (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
+        fits = (
+            (np.abs(actual - wanted) <= margin)
+            | (actual == wanted)
+            | (np.isnan(actual) & np.isnan(wanted))
+        )
     if not fits.all():
         raise DifferenceError(f"{what} is {actual[~fits][:3]} instead of {wanted[~fits][:3]}")
 
@@ -527,7 +624,11 @@ def fuzz(sequences, seed, shrink=True):
         suppress_health_check=list(HealthCheck),
     )
     found = []
-    with warnings.catch_warnings(), np.errstate(all="ignore"), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        np.errstate(all="ignore"),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         try:
             run_state_machine_as_test(hypothesis.seed(seed)(Counted), settings=chosen)
@@ -535,5 +636,7 @@ def fuzz(sequences, seed, shrink=True):
             found = list(several.exceptions)
         except Exception as error:
             found = [error]
-    differences = ["\n".join([f"{type(e).__name__}: {e}", *getattr(e, "__notes__", [])]) for e in found]
+    differences = [
+        "\n".join([f"{type(e).__name__}: {e}", *getattr(e, "__notes__", [])]) for e in found
+    ]
     return min(Counted.count, sequences), differences

@@ -78,14 +78,22 @@ def process_group():
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("page", "block"), TRAINS, ids=[f"{page.name}: {block.splitlines()[0]}" for page, block in TRAINS])
+@pytest.mark.parametrize(
+    ("page", "block"),
+    TRAINS,
+    ids=[f"{page.name}: {block.splitlines()[0]}" for page, block in TRAINS],
+)
 def test_the_loops_run_and_move_the_parameters(page, block, monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))  # needs no C++ compiler
+    monkeypatch.setattr(
+        torch, "compile", functools.partial(torch.compile, backend="aot_eager")
+    )  # needs no C++ compiler
     names = namespace()
     before = [p.detach().clone() for p in names["model"].parameters()]
     exec(compile(block, str(page), "exec"), names)
     trains = "for " in block
-    moved = any(not torch.equal(a, b) for a, b in zip(before, names["model"].parameters(), strict=True))
+    moved = any(
+        not torch.equal(a, b) for a, b in zip(before, names["model"].parameters(), strict=True)
+    )
     assert moved == trains
     assert names["opt"].stats().iterations == (
         len(names["large_batches"] if "large" in block else names["loader"]) if trains else 0
@@ -122,12 +130,16 @@ def masks_of(block):
     names["model"] = nn.Sequential(dropout, nn.Linear(4, 3))
     names["opt"] = steptuned.StepTunedSGD(names["model"].parameters(), lr=0.1)
     masks = []
-    dropout.register_forward_hook(lambda module, args, out: masks.append(out == 0))  # the inputs have no zeros
+    dropout.register_forward_hook(
+        lambda module, args, out: masks.append(out == 0)
+    )  # the inputs have no zeros
     exec(compile(block, "recipe", "exec"), names)
     return masks
 
 
-@pytest.mark.parametrize(("page", "block"), BY_HAND, ids=[f"{page.name}-{i}" for i, (page, _) in enumerate(BY_HAND)])
+@pytest.mark.parametrize(
+    ("page", "block"), BY_HAND, ids=[f"{page.name}-{i}" for i, (page, _) in enumerate(BY_HAND)]
+)
 def test_recipes_by_hand_draw_the_same_dropout_masks_in_both_passes(page, block):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -147,12 +159,16 @@ def test_the_fp16_recipe_is_one_of_those_by_hand():
 
 
 @pytest.mark.parametrize(
-    "block", [block for block in blocks(TRAINING, "python") if "micro_batches" in block], ids=["passes", "closure"]
+    "block",
+    [block for block in blocks(TRAINING, "python") if "micro_batches" in block],
+    ids=["passes", "closure"],
 )
 def test_accumulation_equals_the_large_batch(block):
     names = namespace()
     names["model"].double().eval()
-    names["large_batches"] = [[(x.double(), y) for x, y in batches] for batches in names["large_batches"]]
+    names["large_batches"] = [
+        [(x.double(), y) for x, y in batches] for batches in names["large_batches"]
+    ]
     exec(compile(block, str(TRAINING), "exec"), names)
     other = namespace()
     other["model"].double().eval()
@@ -196,7 +212,9 @@ import steptuned
 print(sorted({name.split(".")[0] for name in sys.modules} - before - {"steptuned"} - set(sys.stdlib_module_names)))
 print("torch._dynamo" in sys.modules, "torch.distributed.checkpoint" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
     assert done.stdout.splitlines() == ["[]", "False False"]
 
 
@@ -208,7 +226,11 @@ def test_the_public_names_are_all_there():
 
 def other_pages():
     done = {README, TRAINING}
-    return [path for path in PAGES if path not in done and path.name not in ELSEWHERE and "extending" not in path.parts]
+    return [
+        path
+        for path in PAGES
+        if path not in done and path.name not in ELSEWHERE and "extending" not in path.parts
+    ]
 
 
 @pytest.mark.parametrize("page", other_pages(), ids=lambda page: page.name)
@@ -229,14 +251,20 @@ def test_what_is_run_elsewhere_is_run_there():
         assert any(name in test.read_text() for test in tests), f"{where} does not run {name}"
 
 
-@pytest.mark.parametrize("page", [path for path in PAGES if "extending" in path.parts], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [path for path in PAGES if "extending" in path.parts], ids=lambda page: page.stem
+)
 def test_the_worked_example_of_an_extension_runs(page, tmp_path):
     """As a reader would: the files of the page, and then its command."""
     for text in (*blocks(page, "python"), *blocks(page, "toml")):
         (tmp_path / re.match(r"# (\S+)\n", text)[1]).write_text(text)
     (command,) = blocks(page, "sh")
     done = subprocess.run(
-        [sys.executable, "-m", *command.split(), "--jobs", "2"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *command.split(), "--jobs", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (picture,) = (tmp_path / "results" / "figures").glob("*.png")
@@ -251,7 +279,9 @@ def test_the_worked_example_of_an_extension_runs(page, tmp_path):
     ],
     ids=["method", "problem"],
 )
-def test_the_file_of_an_extension_needs_no_change_in_the_package(page, package, base, name, tmp_path, monkeypatch):
+def test_the_file_of_an_extension_needs_no_change_in_the_package(
+    page, package, base, name, tmp_path, monkeypatch
+):
     (text,) = blocks(ROOT / "docs" / "extending" / f"{page}.md", "python")
     (tmp_path / f"{name}.py").write_text(text)
     before = classes_in_package(package.__name__, base)
@@ -270,13 +300,17 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{page.name}: {line}" for page, line in COMMANDS])
+@pytest.mark.parametrize(
+    ("page", "line"), COMMANDS, ids=[f"{page.name}: {line}" for page, line in COMMANDS]
+)
 def test_the_commands_of_the_documents_are_right(page, line):
     """Parsed by the command itself, which knows its options and their values; nothing is run."""
     words = shlex.split(line)
     group = typer.main.get_command(app)
     with group.make_context("steptuned", words[words.index("steptuned") + 1 :]) as context:
-        name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+        name, command, rest = group.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
         while hasattr(command, "commands"):
             name, command, rest = rest[0], command.commands[rest[0]], rest[1:]
         command.make_context(name, rest, parent=context)
@@ -284,13 +318,19 @@ def test_the_commands_of_the_documents_are_right(page, line):
 
 def test_the_targets_of_make_that_the_documents_name_are_there():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    quoted = [word for page in PAGES for word in re.findall(r"`[^`\n]+`|^make .*", page.read_text(), re.MULTILINE)]
+    quoted = [
+        word
+        for page in PAGES
+        for word in re.findall(r"`[^`\n]+`|^make .*", page.read_text(), re.MULTILINE)
+    ]
     named = {target for word in quoted for target in re.findall(r"\bmake (\w+)", word)}
     assert named
     assert named <= targets
 
 
-TOML = [(path, text) for path in PAGES for text in blocks(path, "toml") if "extending" not in path.parts]
+TOML = [
+    (path, text) for path in PAGES for text in blocks(path, "toml") if "extending" not in path.parts
+]
 
 
 @pytest.mark.parametrize(("page", "text"), TOML, ids=[page.name for page, _ in TOML])
@@ -310,5 +350,7 @@ def test_the_site_builds_strictly_and_its_formulas_need_no_script(tmp_path):
     assert page.count("<math") > 10
     for path in tmp_path.rglob("*.html"):
         assert "arithmatex" not in path.read_text(), f"a formula of {path.name} was not converted"
-        assert not re.search(r"<(script|link)[^>]*https?://(?!127)", path.read_text()), f"{path.name} asks another site"
+        assert not re.search(r"<(script|link)[^>]*https?://(?!127)", path.read_text()), (
+            f"{path.name} asks another site"
+        )
     assert "StepTunedSGD" in (tmp_path / "reference" / "index.html").read_text()

@@ -20,7 +20,12 @@ def _one_thread():
 
 @pytest.mark.parametrize(
     ("kill", "kills"),
-    [(torture.kill_runs, 4), (torture.kill_sweeps, 2), (torture.kill_dask, 1), (torture.kill_ranks, 1)],
+    [
+        (torture.kill_runs, 4),
+        (torture.kill_sweeps, 2),
+        (torture.kill_dask, 1),
+        (torture.kill_ranks, 1),
+    ],
     ids=lambda what: getattr(what, "__name__", ""),
 )
 def test_kills_at_random_moments_change_no_number(tmp_path, kill, kills):
@@ -43,8 +48,16 @@ def test_a_wrong_optimizer_is_found_out(monkeypatch):
 
 
 def test_the_page_tells_what_was_found():
-    report = torture.Report(seed=7, sequences=1234, different=["DifferenceError: made up"], seconds=600)
+    report = torture.Report(
+        seed=7, sequences=1234, different=["DifferenceError: made up"], seconds=600
+    )
     report.kinds["single runs"] += torture.Outcome(5, 2, ["lost"])
     page = report.page("python tests/torture.py")
-    for part in ("| single runs | 5 | 2 | 1 |", "1,234 random sequences", "DifferenceError: made up", "lost", "in 10 minutes"):
+    for part in (
+        "| single runs | 5 | 2 | 1 |",
+        "1,234 random sequences",
+        "DifferenceError: made up",
+        "lost",
+        "in 10 minutes",
+    ):
         assert part in page

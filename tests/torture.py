@@ -126,7 +126,13 @@ def kill_runs(folder: Path, kills: int, chance: random.Random) -> Outcome:
     """One run, whose process is killed again and again."""
     what = chance.choice(RUNS)
     problem, method = PROBLEMS[what["problem"]], METHODS[what["method"]]
-    spec = RunSpec(options=problem.defaults, hyper=method.defaults, seed=chance.randrange(1000), scale="torture", **what)
+    spec = RunSpec(
+        options=problem.defaults,
+        hyper=method.defaults,
+        seed=chance.randrange(1000),
+        scale="torture",
+        **what,
+    )
     run = folder_of(Store(folder / "out"), spec)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["steptuned.lab.run"])
@@ -163,7 +169,9 @@ def kill_sweeps(folder: Path, kills: int, chance: random.Random) -> Outcome:
     with Processes(folder) as processes:
 
         def kill(sweep):
-            workers = [pid for pid, words in marked(processes.mark).items() if "LokyProcess" in words]
+            workers = [
+                pid for pid, words in marked(processes.mark).items() if "LokyProcess" in words
+            ]
             victims = chance.choice([[sweep.pid], workers[:1], workers[1:2], [sweep.pid, *workers]])
             for pid in victims:
                 _kill(pid)
@@ -191,7 +199,14 @@ def kill_dask(folder: Path, kills: int, chance: random.Random) -> Outcome:
         while not (about.exists() and about.read_text().endswith("}")):
             time.sleep(0.05)
         address = json.loads(about.read_text())["address"]
-        worker = ("distributed.cli.dask_worker", address, "--nthreads", 1, "--no-nanny", "--no-dashboard")
+        worker = (
+            "distributed.cli.dask_worker",
+            address,
+            "--nthreads",
+            1,
+            "--no-nanny",
+            "--no-dashboard",
+        )
         workers = [processes.start(*worker) for _ in range(2)]
 
         def kill(client):
@@ -206,7 +221,17 @@ def kill_dask(folder: Path, kills: int, chance: random.Random) -> Outcome:
             workers.append(processes.start(*worker))
             return 1
 
-        command = ("steptuned", "run", path, "--dask", address, "--out", out, "--checkpoint-seconds", 0.05)
+        command = (
+            "steptuned",
+            "run",
+            path,
+            "--dask",
+            address,
+            "--out",
+            out,
+            "--checkpoint-seconds",
+            0.05,
+        )
         _until_done(lambda: processes.start(*command), kill, out, kills, chance, outcome)
     return _compared(outcome, out, folder / "undisturbed", expected=4 + 2)
 
@@ -218,7 +243,16 @@ def kill_ranks(folder: Path, kills: int, chance: random.Random) -> Outcome:
     """Runs that two ranks make together: killed is one of them, or torchrun and both."""
     path = folder / "together.toml"
     path.write_text(TOGETHER)
-    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", "steptuned", "run", path)
+    launcher = (
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        2,
+        "-m",
+        "steptuned",
+        "run",
+        path,
+    )
     outcome = Outcome()
     with Processes(folder) as processes:
 
@@ -244,7 +278,9 @@ def kill_ranks(folder: Path, kills: int, chance: random.Random) -> Outcome:
 # ---------------------------------------------------------------------------- common
 
 
-def _until_done(start: Callable, kill: Callable, out: Path, kills: int, chance: random.Random, outcome: Outcome) -> None:
+def _until_done(
+    start: Callable, kill: Callable, out: Path, kills: int, chance: random.Random, outcome: Outcome
+) -> None:
     """Start a command, kill processes, and start it again whenever that ended it, until it is done."""
     command = start()
     deadline = time.monotonic() + PATIENCE
@@ -301,12 +337,17 @@ def _compared(outcome: Outcome, out: Path, undisturbed: Path, expected: int = 1)
         if not (run.result() and run.is_sound()):
             outcome.differences.append(f"{run.folder.name} is {run.status()}: {run.failure()}")
         elif _numbers(run) != _numbers(alone):
-            outcome.differences.append(f"{run.folder.name} has other numbers than an undisturbed run")
+            outcome.differences.append(
+                f"{run.folder.name} has other numbers than an undisturbed run"
+            )
     return outcome
 
 
 def _numbers(run: Run) -> list[dict[str, float]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in run.records()]
+    return [
+        {key: value for key, value in record.items() if key != "seconds"}
+        for record in run.records()
+    ]
 
 
 def _kill(pid: int) -> None:
@@ -340,10 +381,16 @@ class Report:
 
     @property
     def differences(self) -> list[str]:
-        return [*self.different, *(text for outcome in self.kinds.values() for text in outcome.differences)]
+        return [
+            *self.different,
+            *(text for outcome in self.kinds.values() for text in outcome.differences),
+        ]
 
     def page(self, command: str) -> str:
-        rows = [f"| {name} | {o.kills} | {o.runs} | {len(o.differences)} |" for name, o in self.kinds.items()]
+        rows = [
+            f"| {name} | {o.kills} | {o.runs} | {len(o.differences)} |"
+            for name, o in self.kinds.items()
+        ]
         total = f"| **all** | **{self.kills}** | **{sum(o.runs for o in self.kinds.values())}** | **{self._lost()}** |"
         return PAGE.format(
             command=command,
@@ -397,7 +444,9 @@ Differences: {different}
 {found}"""
 
 
-def torture(kills: int, sequences: int, seconds: float, seed: int, say: Callable[[str], None]) -> Report:
+def torture(
+    kills: int, sequences: int, seconds: float, seed: int, say: Callable[[str], None]
+) -> Report:
     """Kill so many processes and try so many sequences, or as many as the time allows."""
     started = time.monotonic()
     report = Report(seed)
@@ -421,21 +470,37 @@ def torture(kills: int, sequences: int, seconds: float, seed: int, say: Callable
                 break
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 report.kinds[name] += kill(Path(folder), min(many, kills - report.kills), chance)
-            say(f"{name}: {report.kinds[name].kills} kills, {len(report.kinds[name].differences)} differences")
+            say(
+                f"{name}: {report.kinds[name].kills} kills, {len(report.kinds[name].differences)} differences"
+            )
     report.seconds = time.monotonic() - started
     return report
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=120, help="processes to kill (default: %(default)s)")
-    parser.add_argument("--sequences", type=int, default=5000, help="sequences of calls (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=30, help="stop after about so many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of moments and sequences (default: %(default)s)")
+    parser.add_argument(
+        "--kills", type=int, default=120, help="processes to kill (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sequences", type=int, default=5000, help="sequences of calls (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=30, help="stop after about so many (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of moments and sequences (default: %(default)s)"
+    )
     parser.add_argument("--to", type=Path, help="write the page here")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    report = torture(asked.kills, asked.sequences, 60 * asked.minutes, asked.seed, lambda line: print(line, flush=True))
+    report = torture(
+        asked.kills,
+        asked.sequences,
+        60 * asked.minutes,
+        asked.seed,
+        lambda line: print(line, flush=True),
+    )
     for text in report.differences:
         print(text)
     print(

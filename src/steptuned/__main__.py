@@ -10,7 +10,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("steptuned"):
             raise
-        sys.exit(f"steptuned: the laboratory needs more packages ({error.name} is missing): pip install 'steptuned[lab]'")
+        sys.exit(
+            f"steptuned: the laboratory needs more packages ({error.name} is missing): pip install 'steptuned[lab]'"
+        )
     with closing_process_group():
         app(prog_name="steptuned")
 

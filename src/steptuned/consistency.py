@@ -31,7 +31,11 @@ class Check:
         return self.message
 
 
-def check(optimizer: torch.optim.Optimizer, closure: Callable[[], Any], model: torch.nn.Module | None = None) -> Check:
+def check(
+    optimizer: torch.optim.Optimizer,
+    closure: Callable[[], Any],
+    model: torch.nn.Module | None = None,
+) -> Check:
     """Call the closure twice at the same point, with the same random numbers, and compare the gradients.
 
     Step-Tuned SGD compares two gradients of one mini-batch, so whatever differs between the passes besides the parameters is
@@ -76,7 +80,9 @@ def check(optimizer: torch.optim.Optimizer, closure: Callable[[], Any], model: t
     try:
         first = gradients()
         if all(g is None for g in first):
-            return Check(False, 0.0, "the closure made no gradients: it must back-propagate the loss")
+            return Check(
+                False, 0.0, "the closure made no gradients: it must back-propagate the loss"
+            )
         changed = buffers.changed()
         difference = again()
         if difference <= TOLERANCE:
@@ -89,15 +95,26 @@ def check(optimizer: torch.optim.Optimizer, closure: Callable[[], Any], model: t
             each.rewind()
 
 
-def _reason(difference: float, again: Callable[..., float], others: "_Others", buffers: "_Buffers", changed: list[str]) -> str:
-    told = f"the gradients of two passes at the same point differ by {difference:.2g} of their norm: "
+def _reason(
+    difference: float,
+    again: Callable[..., float],
+    others: "_Others",
+    buffers: "_Buffers",
+    changed: list[str],
+) -> str:
+    told = (
+        f"the gradients of two passes at the same point differ by {difference:.2g} of their norm: "
+    )
     if again(others) <= TOLERANCE:
         return (
             told
             + "noise comes from NumPy or Python's random module, which is not replayed; draw it from torch, or before the passes"
         )
     if changed and again(others, buffers) <= TOLERANCE:
-        return told + f"the forward pass changes buffers that it uses ({', '.join(changed[:3])}); see steptuned.frozen_statistics"
+        return (
+            told
+            + f"the forward pass changes buffers that it uses ({', '.join(changed[:3])}); see steptuned.frozen_statistics"
+        )
     return told + (
         "the closure may draw a mini-batch of its own, carry a hidden state on, or use a random generator of its own; "
         "draw the mini-batch before the passes and start both from the same state"
@@ -108,7 +125,11 @@ def _difference(a: list[Tensor | None], b: list[Tensor | None]) -> float:
     """Relative to the norm of a; infinite where only one of them has a gradient or is not finite."""
     if any((x is None) != (y is None) for x, y in zip(a, b, strict=True)):
         return float("inf")
-    pairs = [(x.double(), y.double()) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    pairs = [
+        (x.double(), y.double())
+        for x, y in zip(a, b, strict=True)
+        if x is not None and y is not None
+    ]
     away = sum(float((x - y).square().sum()) for x, y in pairs)
     size = sum(float(x.square().sum()) for x, _ in pairs)
     if not away:
@@ -134,7 +155,11 @@ class _Buffers:
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._model = model
-        self._kept = {name: b.detach().clone() for name, b in model.named_buffers()} if model is not None else {}
+        self._kept = (
+            {name: b.detach().clone() for name, b in model.named_buffers()}
+            if model is not None
+            else {}
+        )
 
     def changed(self) -> list[str]:
         return [name for name, buffer in self._now() if not torch.equal(buffer, self._kept[name])]
@@ -146,4 +171,8 @@ class _Buffers:
 
     def _now(self) -> list[tuple[str, Tensor]]:
         """The buffers that the model has now: a forward pass may put another tensor in the place of one."""
-        return [] if self._model is None else [(n, b) for n, b in self._model.named_buffers() if n in self._kept]
+        return (
+            []
+            if self._model is None
+            else [(n, b) for n, b in self._model.named_buffers() if n in self._kept]
+        )

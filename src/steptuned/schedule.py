@@ -33,7 +33,9 @@ class RobbinsMonroLR(LRScheduler):
         [0.5]
     """
 
-    def __init__(self, optimizer: Optimizer, delta: float = 0.001, every: float = 1, last_epoch: int = -1) -> None:
+    def __init__(
+        self, optimizer: Optimizer, delta: float = 0.001, every: float = 1, last_epoch: int = -1
+    ) -> None:
         check(delta=delta, every=every)
         self.delta = delta
         self.every = every

@@ -28,9 +28,13 @@ def loop(form):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     generator = torch.Generator().manual_seed(1)
-    data = TensorDataset(*(torch.randn(64, n, generator=generator, dtype=torch.float64) for n in (4, 3)))
+    data = TensorDataset(
+        *(torch.randn(64, n, generator=generator, dtype=torch.float64) for n in (4, 3))
+    )
     plain = StepTunedSGD(model.parameters(), lr=0.3, bounds=(0.05, 20.0), max_grad_norm=0.5)
-    wrapped, opt, loader = accelerator.prepare(model, plain, DataLoader(data, batch_size=8 // RANKS))
+    wrapped, opt, loader = accelerator.prepare(
+        model, plain, DataLoader(data, batch_size=8 // RANKS)
+    )
     for x, y in loader:
 
         def backward(x=x, y=y):
@@ -48,11 +52,29 @@ def loop(form):
 def trainer(folder):
     """The Trainer: updates of 8 sequences, in 2 micro-batches on every rank."""
     torch.manual_seed(0)
-    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 8, "bos_token_id": 0, "eos_token_id": 0}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).double()
+    sizes = {
+        "n_layer": 1,
+        "n_head": 2,
+        "n_embd": 8,
+        "vocab_size": 20,
+        "n_positions": 8,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    model = GPT2LMHeadModel(
+        GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    ).double()
     tokens = torch.randint(20, (32, 8), generator=torch.Generator().manual_seed(1))
-    data = [{"input_ids": t, "labels": t.clone().index_fill(0, torch.tensor(0), -100)} for t in tokens]
-    options = {"output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+    data = [
+        {"input_ids": t, "labels": t.clone().index_fill(0, torch.tensor(0), -100)} for t in tokens
+    ]
+    options = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
     args = TrainingArguments(
         per_device_train_batch_size=4 // RANKS,
         gradient_accumulation_steps=2,
@@ -64,7 +86,11 @@ def trainer(folder):
     )
     mine = StepTunedTrainer(model, args, train_dataset=data)
     mine.train()
-    return {"params": flat(model), "gamma": mine.optimizer.optimizer.gamma, "iterations": mine.state.global_step}
+    return {
+        "params": flat(model),
+        "gamma": mine.optimizer.optimizer.gamma,
+        "iterations": mine.state.global_step,
+    }
 
 
 if __name__ == "__main__":

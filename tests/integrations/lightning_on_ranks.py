@@ -20,7 +20,9 @@ class Module(pl.LightningModule):
     def __init__(self, dropout):
         super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)).double()
+        self.net = nn.Sequential(
+            nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)
+        ).double()
 
     def training_step(self, batch, batch_idx):
         return nn.functional.mse_loss(self.net(batch[0]), batch[1])
@@ -31,7 +33,9 @@ class Module(pl.LightningModule):
 
 def data():
     generator = torch.Generator().manual_seed(1)
-    return TensorDataset(*(torch.randn(32, n, generator=generator, dtype=torch.float64) for n in (4, 3)))
+    return TensorDataset(
+        *(torch.randn(32, n, generator=generator, dtype=torch.float64) for n in (4, 3))
+    )
 
 
 def flat(module):
@@ -41,9 +45,16 @@ def flat(module):
 def fit(folder, dropout, epochs, ckpt_path=None):
     module = Module(dropout)
     save = ModelCheckpoint(folder, filename="{epoch}", save_on_train_epoch_end=True, save_top_k=-1)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+    }
     ranks = {"accelerator": "cpu", "devices": 2, "strategy": "ddp"}
-    trainer = pl.Trainer(max_epochs=epochs, callbacks=[StepTuned(), save], gradient_clip_val=0.5, **ranks, **quiet)
+    trainer = pl.Trainer(
+        max_epochs=epochs, callbacks=[StepTuned(), save], gradient_clip_val=0.5, **ranks, **quiet
+    )
     torch.manual_seed(10 + trainer.global_rank + (0 if ckpt_path is None else 5))
     mine = range(trainer.global_rank, 32, 2)
     trainer.fit(module, DataLoader(data(), batch_size=4, sampler=mine), ckpt_path=ckpt_path)
@@ -69,5 +80,8 @@ if __name__ == "__main__":
     resumed, again = fit(out / "again", 0.4, 2, ckpt_path=out / "noisy" / "epoch=0.ckpt")
     if through.is_global_zero:
         torch.save(joined(), out / "joined.pt")
-        torch.save({"steady": flat(steady), "noisy": flat(noisy), "gamma": through.optimizers[0].gamma}, out / "through.pt")
+        torch.save(
+            {"steady": flat(steady), "noisy": flat(noisy), "gamma": through.optimizers[0].gamma},
+            out / "through.pt",
+        )
         torch.save({"noisy": flat(again), "gamma": resumed.optimizers[0].gamma}, out / "resumed.pt")

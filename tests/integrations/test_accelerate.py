@@ -30,14 +30,18 @@ def prepared(**options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3))
     generator = torch.Generator().manual_seed(1)
-    data = TensorDataset(torch.randn(40, 4, generator=generator), torch.randn(40, 3, generator=generator))
+    data = TensorDataset(
+        torch.randn(40, 4, generator=generator), torch.randn(40, 3, generator=generator)
+    )
     opt = StepTunedSGD(model.parameters(), lr=0.3, bounds=(0.05, 20.0))
     return accelerator, *accelerator.prepare(model, opt, DataLoader(data, batch_size=8))
 
 
 def train(form, scheduled=False):
     accelerator, model, opt, loader = prepared()
-    scheduler = accelerator.prepare(torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)) if scheduled else None
+    scheduler = (
+        accelerator.prepare(torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)) if scheduled else None
+    )
     for i, (x, y) in enumerate(loader):
         torch.manual_seed(i)
 
@@ -142,7 +146,10 @@ def on_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    started = [subprocess.Popen([*launch, str(SCRIPT), str(folder)], env=env) for launch in (torchrun, [sys.executable])]
+    started = [
+        subprocess.Popen([*launch, str(SCRIPT), str(folder)], env=env)
+        for launch in (torchrun, [sys.executable])
+    ]
     assert [process.wait() for process in started] == [0, 0]
     return [torch.load(folder / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
 

@@ -25,7 +25,9 @@ from steptuned.integrations.huggingface import StepTunedTrainer
 PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "huggingface.md"
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true but no accelerator is found"),
+    pytest.mark.filterwarnings(
+        "ignore:.*'pin_memory' argument is set as true but no accelerator is found"
+    ),
 ]
 
 
@@ -41,7 +43,14 @@ def one_thread():
 def language_model():
     torch.manual_seed(0)
     config = GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, vocab_size=40, n_positions=12, bos_token_id=0, eos_token_id=0, use_cache=False
+        n_layer=2,
+        n_head=2,
+        n_embd=16,
+        vocab_size=40,
+        n_positions=12,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
     )
     return GPT2LMHeadModel(config)  # with dropout 0.1 in three places
 
@@ -126,7 +135,13 @@ def plain(accumulate=1, epochs=2, opt=None, model=None):
                     loss.backward()
                     losses.append(loss.item())
             loss = sum(losses[: len(micro_batches)])
-            log.append({"loss": loss, "learning_rate": scheduler.get_last_lr()[0], "gamma": opt.gamma.reshape(-1)[0].item()})
+            log.append(
+                {
+                    "loss": loss,
+                    "learning_rate": scheduler.get_last_lr()[0],
+                    "gamma": opt.gamma.reshape(-1)[0].item(),
+                }
+            )
             scheduler.step()
     return model, opt, log
 
@@ -151,7 +166,9 @@ def same_run(trainer, model, opt):
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_the_trainer_gives_the_numbers_of_a_plain_loop(tmp_path, accumulate):
     """Seven mini-batches an epoch: with accumulation, the last update of an epoch has fewer."""
-    trainer = trainer_of(tmp_path, gradient_accumulation_steps=accumulate, include_num_input_tokens_seen="all")
+    trainer = trainer_of(
+        tmp_path, gradient_accumulation_steps=accumulate, include_num_input_tokens_seen="all"
+    )
     trainer.train()
     model, opt, expected = plain(accumulate)
     assert same_run(trainer, model, opt)
@@ -175,7 +192,9 @@ VARIANTS = {
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, accumulate, variant):
     options = {"lr": 0.2, "bounds": (0.05, 20.0), "max_grad_norm": 0.3, **VARIANTS[variant]}
-    trainer = trainer_of(tmp_path, choice=(StepTunedSGD, options), gradient_accumulation_steps=accumulate)
+    trainer = trainer_of(
+        tmp_path, choice=(StepTunedSGD, options), gradient_accumulation_steps=accumulate
+    )
     trainer.train()
     twin = language_model()
     model, opt, expected = plain(accumulate, model=twin, opt=StepTunedSGD(groups(twin), **options))
@@ -185,7 +204,11 @@ def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, accumulate, varia
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_goes_on_from_a_checkpoint_of_the_trainer(tmp_path, variant):
-    options = {"save_strategy": "steps", "save_steps": 5, "choice": (StepTunedSGD, {"lr": 0.2, **VARIANTS[variant]})}
+    options = {
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "choice": (StepTunedSGD, {"lr": 0.2, **VARIANTS[variant]}),
+    }
     through = trainer_of(tmp_path / "through", **options)
     through.train()
     resumed = trainer_of(tmp_path / "resumed", **options)
@@ -200,7 +223,12 @@ def tuned_adamw(model):
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_any_optimizer_is_tuned_under_the_trainer(tmp_path, accumulate):
     model = language_model()
-    trainer = trainer_of(tmp_path, model, optimizers=(tuned_adamw(model), None), gradient_accumulation_steps=accumulate)
+    trainer = trainer_of(
+        tmp_path,
+        model,
+        optimizers=(tuned_adamw(model), None),
+        gradient_accumulation_steps=accumulate,
+    )
     trainer.train()
     twin = language_model()
     twin, opt, expected = plain(accumulate, model=twin, opt=tuned_adamw(twin))
@@ -210,20 +238,37 @@ def test_any_optimizer_is_tuned_under_the_trainer(tmp_path, accumulate):
 
 def test_a_tuned_optimizer_goes_on_from_a_checkpoint_of_the_trainer(tmp_path):
     runs = []
-    for folder, resume in (("through", None), ("resumed", str(tmp_path / "through" / "checkpoint-5"))):
+    for folder, resume in (
+        ("through", None),
+        ("resumed", str(tmp_path / "through" / "checkpoint-5")),
+    ):
         model = language_model()
-        trainer = trainer_of(tmp_path / folder, model, optimizers=(tuned_adamw(model), None), save_strategy="steps", save_steps=5)
+        trainer = trainer_of(
+            tmp_path / folder,
+            model,
+            optimizers=(tuned_adamw(model), None),
+            save_strategy="steps",
+            save_steps=5,
+        )
         trainer.train(resume_from_checkpoint=resume)
         runs.append(trainer)
     assert same_run(runs[1], runs[0].model, runs[0].optimizer.optimizer)
 
 
 def test_the_optimizer_is_made_from_the_arguments(tmp_path):
-    opt = trainer_of(tmp_path, learning_rate=0.7, weight_decay=0.02, max_grad_norm=0.4).create_optimizer()
+    opt = trainer_of(
+        tmp_path, learning_rate=0.7, weight_decay=0.02, max_grad_norm=0.4
+    ).create_optimizer()
     assert isinstance(opt, StepTunedSGD)
-    options = [(group["lr"], group["weight_decay"], group["max_grad_norm"], group["decay_every"]) for group in opt.param_groups]
+    options = [
+        (group["lr"], group["weight_decay"], group["max_grad_norm"], group["decay_every"])
+        for group in opt.param_groups
+    ]
     assert options == [(0.7, 0.02, 0.4, None), (0.7, 0.0, 0.4, None)]
-    assert trainer_of(tmp_path, max_grad_norm=0.0).create_optimizer().param_groups[0]["max_grad_norm"] is None
+    assert (
+        trainer_of(tmp_path, max_grad_norm=0.0).create_optimizer().param_groups[0]["max_grad_norm"]
+        is None
+    )
 
 
 @pytest.mark.parametrize("way", ["optimizers", "optimizer_cls_and_kwargs"])
@@ -232,9 +277,13 @@ def test_an_optimizer_with_other_options_is_given_in_the_usual_ways(tmp_path, wa
     model = language_model()
     if way == "optimizers":
         opt = StepTunedSGD(groups(model), max_grad_norm=0.2, **options)
-        trainer = trainer_of(tmp_path, model, optimizers=(opt, get_linear_schedule_with_warmup(opt, 0, 14)))
+        trainer = trainer_of(
+            tmp_path, model, optimizers=(opt, get_linear_schedule_with_warmup(opt, 0, 14))
+        )
     else:
-        trainer = trainer_of(tmp_path, model, choice=(StepTunedSGD, options | {"max_grad_norm": 0.2}))
+        trainer = trainer_of(
+            tmp_path, model, choice=(StepTunedSGD, options | {"max_grad_norm": 0.2})
+        )
     trainer.train()
     twin = language_model()
     twin, opt, _ = plain(model=twin, opt=StepTunedSGD(groups(twin), max_grad_norm=0.2, **options))
@@ -251,12 +300,21 @@ class Regression(nn.Module):
         self.dropout = nn.Dropout(0.2)
 
     def forward(self, input_ids, labels):
-        return {"loss": (self.layer(self.dropout(input_ids / 40)).squeeze(-1) - labels.float().mean(-1) / 40).square().mean()}
+        return {
+            "loss": (
+                self.layer(self.dropout(input_ids / 40)).squeeze(-1) - labels.float().mean(-1) / 40
+            )
+            .square()
+            .mean()
+        }
 
 
 def batches(n):
     data = texts(n)
-    return [{name: torch.stack([d[name] for d in data[i : i + 2]]) for name in data[0]} for i in range(0, n, 2)]
+    return [
+        {name: torch.stack([d[name] for d in data[i : i + 2]]) for name in data[0]}
+        for i in range(0, n, 2)
+    ]
 
 
 def regress(updates):
@@ -274,17 +332,24 @@ def regress(updates):
 
 
 def in_updates(parts):
-    return [[(batch, len(part), k if i == 0 else None) for i, batch in enumerate(part)] for k, part in enumerate(parts)]
+    return [
+        [(batch, len(part), k if i == 0 else None) for i, batch in enumerate(part)]
+        for k, part in enumerate(parts)
+    ]
 
 
 def regression_trainer(folder, **options):
-    return trainer_of(folder, Regression(), lr_scheduler_type="constant", weight_decay=0.0, **options)
+    return trainer_of(
+        folder, Regression(), lr_scheduler_type="constant", weight_decay=0.0, **options
+    )
 
 
 def test_a_model_whose_loss_the_trainer_divides(tmp_path):
     trainer = regression_trainer(tmp_path, gradient_accumulation_steps=3)
     trainer.train()
-    parts = [part for _ in range(2) for part in (batches(14)[:3], batches(14)[3:6], batches(14)[6:])]
+    parts = [
+        part for _ in range(2) for part in (batches(14)[:3], batches(14)[3:6], batches(14)[6:])
+    ]
     assert same_run(trainer, *regress(in_updates(parts)))
 
 
@@ -295,18 +360,32 @@ def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_upda
         def __iter__(self):
             return iter(texts(6))
 
-    trainer = regression_trainer(tmp_path, gradient_accumulation_steps=2, max_steps=2, dataset=Stream())
+    trainer = regression_trainer(
+        tmp_path, gradient_accumulation_steps=2, max_steps=2, dataset=Stream()
+    )
     trainer.train()
     first, second, third = batches(6)
-    assert same_run(trainer, *regress([[(first, 2, 0), (second, 2, None)], [(third, 1, 1), (first, 2, 1), (second, 2, None)]]))
+    assert same_run(
+        trainer,
+        *regress(
+            [[(first, 2, 0), (second, 2, None)], [(third, 1, 1), (first, 2, 1), (second, 2, None)]]
+        ),
+    )
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
 
 
-@pytest.mark.parametrize("step", [2, 4, 6], ids=["middle", "end of an epoch", "middle of a later epoch"])
+@pytest.mark.parametrize(
+    "step", [2, 4, 6], ids=["middle", "end of an epoch", "middle of a later epoch"]
+)
 def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(tmp_path, step):
-    options = {"save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2, "train_sampling_strategy": "random"}
+    options = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "gradient_accumulation_steps": 2,
+        "train_sampling_strategy": "random",
+    }
     through = trainer_of(tmp_path / "through", callbacks=(), **options)
     through.train()
     trainer = trainer_of(tmp_path / "resumed", callbacks=(), **options)
@@ -513,7 +592,10 @@ def test_the_trainer_is_mixed_with_seq2seqtrainer(tmp_path):
 )
 def test_arguments_that_cannot_work_are_refused_in_a_sentence(tmp_path, change, message):
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
-    for name, value in change.items():  # TrainingArguments itself refuses some of these without a GPU
+    for (
+        name,
+        value,
+    ) in change.items():  # TrainingArguments itself refuses some of these without a GPU
         setattr(args, name, value)
     with pytest.raises(ValueError, match=message) as error:
         StepTunedTrainer(language_model(), args, train_dataset=texts())

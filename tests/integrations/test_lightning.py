@@ -101,7 +101,9 @@ def trainer_of(tmp_path, *callbacks, **options):
         "logger": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+        "enable_checkpointing": any(
+            isinstance(callback, ModelCheckpoint) for callback in callbacks
+        ),
         "default_root_dir": tmp_path,
     }
     return pl.Trainer(callbacks=list(callbacks), **settings | options)
@@ -122,7 +124,13 @@ def plain(epochs=2, double=False, **options):
                 losses.append(nn.functional.cross_entropy(net(x.double() if double else x), y))
                 losses[-1].backward()
             scheduler.step()
-            log.append({"loss": losses[0].item(), "gamma": opt.gamma.sum().item(), "curvature": opt.curvature.sum().item()})
+            log.append(
+                {
+                    "loss": losses[0].item(),
+                    "gamma": opt.gamma.sum().item(),
+                    "curvature": opt.curvature.sum().item(),
+                }
+            )
     return net, opt, log
 
 
@@ -189,7 +197,10 @@ def every_epoch(folder):
 def test_a_variant_in_fp16_goes_through_the_scaler(tmp_path, variant):
     """Scales are powers of two, and bfloat16 autocast rounds the same."""
     found = []
-    for plugin in (StepTunedMixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4)), None):
+    for plugin in (
+        StepTunedMixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4)),
+        None,
+    ):
         module = Module(**VARIANTS[variant])
         trainer = trainer_of(tmp_path, StepTuned(), plugins=[plugin] if plugin else None)
         trainer.fit(module, data())
@@ -242,7 +253,9 @@ def test_what_is_logged_is_of_the_first_pass_with_gamma_and_stats(tmp_path):
         assert float(row["step_tuned/curvature"]) == pytest.approx(was["curvature"], rel=1e-6)
     epochs = [row for row in rows if row["loss_epoch"]]
     for row, part in zip(epochs, (expected[:5], expected[5:]), strict=True):
-        assert float(row["loss_epoch"]) == pytest.approx(sum(was["loss"] for was in part) / 5, rel=1e-5)
+        assert float(row["loss_epoch"]) == pytest.approx(
+            sum(was["loss"] for was in part) / 5, rel=1e-5
+        )
     for name in ("negative", "at_lower", "at_upper", "ignored", "skipped"):
         for row in (epochs[-1], steps[-1]):
             assert float(row[f"step_tuned/{name}"]) == pytest.approx(getattr(opt.stats(), name))
@@ -285,8 +298,12 @@ def test_the_log_shows_the_gamma_of_each_group(tmp_path):
     opt = trainer.optimizers[0]
     last = [row for row in metrics(logger) if row["step_tuned/gamma/pg1"]][-1]
     for i in range(2):
-        assert float(last[f"step_tuned/gamma/pg{i + 1}"]) == pytest.approx(opt.gamma[i].item(), rel=1e-6)
-        assert float(last[f"step_tuned/raw_gamma/pg{i + 1}"]) == pytest.approx(opt.stats(i).raw_gamma[1])
+        assert float(last[f"step_tuned/gamma/pg{i + 1}"]) == pytest.approx(
+            opt.gamma[i].item(), rel=1e-6
+        )
+        assert float(last[f"step_tuned/raw_gamma/pg{i + 1}"]) == pytest.approx(
+            opt.stats(i).raw_gamma[1]
+        )
 
 
 def test_after_100_iterations_the_log_says_at_which_bound_gamma_is(tmp_path, monkeypatch):
@@ -498,8 +515,15 @@ def test_both_names_of_lightning_take_the_callback(tmp_path, package):
             self.net, self.options = network(), {}
 
     module = Mine()
-    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = framework.Trainer(max_epochs=2, accelerator="cpu", gradient_clip_val=0.05, callbacks=[StepTuned()], **options)
+    options = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    trainer = framework.Trainer(
+        max_epochs=2, accelerator="cpu", gradient_clip_val=0.05, callbacks=[StepTuned()], **options
+    )
     trainer.fit(module, data())
     net, opt, _ = plain(max_grad_norm=0.05)
     assert same_run(trainer, module, net, opt)
@@ -550,23 +574,46 @@ class Validated(Noisy):
         (Noisy, Resumable, {"every_n_train_steps": 5}),
         (Noisy, Resumable, {"every_n_train_steps": 8}),
     ],
-    ids=["end of epoch", "after validation", "middle", "last step of an epoch", "middle of a later epoch"],
+    ids=[
+        "end of epoch",
+        "after validation",
+        "middle",
+        "last step of an epoch",
+        "middle of a later epoch",
+    ],
 )
-def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(tmp_path, module, loader, checkpoint):
+def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(
+    tmp_path, module, loader, checkpoint
+):
     def fit(folder, epochs=4, ckpt_path=None):
         mine = module()
-        options = {"dirpath": tmp_path / folder, "filename": "{step}", "save_top_k": -1} | checkpoint
-        trainer = trainer_of(tmp_path, StepTuned(), ModelCheckpoint(**options), max_epochs=epochs, gradient_clip_val=0.5)
+        options = {
+            "dirpath": tmp_path / folder,
+            "filename": "{step}",
+            "save_top_k": -1,
+        } | checkpoint
+        trainer = trainer_of(
+            tmp_path,
+            StepTuned(),
+            ModelCheckpoint(**options),
+            max_epochs=epochs,
+            gradient_clip_val=0.5,
+        )
         torch.manual_seed(7 if ckpt_path is None else 8)
         trainer.fit(mine, loader(), *([data()] if module is Validated else []), ckpt_path=ckpt_path)
         return trainer, mine
 
     through, expected = fit("through")
-    saved = min((tmp_path / "through").glob("*.ckpt"), key=lambda path: int(re.findall(r"\d+", path.name)[0]))
+    saved = min(
+        (tmp_path / "through").glob("*.ckpt"),
+        key=lambda path: int(re.findall(r"\d+", path.name)[0]),
+    )
     trainer, mine = fit("resumed", ckpt_path=saved)
     assert trainer.global_step == through.global_step == 20
     assert same_run(trainer, mine, expected, through.optimizers[0])
-    assert trainer.optimizers[0].param_groups[0]["lr"] == through.optimizers[0].param_groups[0]["lr"]
+    assert (
+        trainer.optimizers[0].param_groups[0]["lr"] == through.optimizers[0].param_groups[0]["lr"]
+    )
 
 
 # ---------------------------------------------------------------------------------------------- fp16
@@ -580,7 +627,9 @@ def test_fp16_takes_both_passes_through_the_scaler(tmp_path):
     """The scale starts too high, so that some passes overflow."""
     module = Module()
     plugin = StepTunedMixedPrecision("16-mixed", "cpu", scaler())
-    trainer = trainer_of(tmp_path, StepTuned(), plugins=[plugin], gradient_clip_val=0.5, max_epochs=6)
+    trainer = trainer_of(
+        tmp_path, StepTuned(), plugins=[plugin], gradient_clip_val=0.5, max_epochs=6
+    )
     trainer.fit(module, data())
 
     net, theirs = network(), scaler()
@@ -606,7 +655,9 @@ def test_fp16_takes_both_passes_through_the_scaler(tmp_path):
 
 
 class Clipping(Module):
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+    def configure_gradient_clipping(
+        self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None
+    ):
         pass
 
 
@@ -618,16 +669,45 @@ class Other(Module):
 @pytest.mark.parametrize(
     ("module", "callbacks", "options", "message"),
     [
-        (Module, [], lambda: {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 would take only the last"),
-        (Module, [GradientAccumulationScheduler({1: 4})], dict, "accumulate_grad_batches=4 would take only the last"),
-        (Module, [], lambda: {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "use 'norm'"),
-        (Module, [], lambda: {"plugins": [MixedPrecision("16-mixed", "cpu", scaler())]}, "StepTunedMixedPrecision"),
+        (
+            Module,
+            [],
+            lambda: {"accumulate_grad_batches": 2},
+            "accumulate_grad_batches=2 would take only the last",
+        ),
+        (
+            Module,
+            [GradientAccumulationScheduler({1: 4})],
+            dict,
+            "accumulate_grad_batches=4 would take only the last",
+        ),
+        (
+            Module,
+            [],
+            lambda: {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"},
+            "use 'norm'",
+        ),
+        (
+            Module,
+            [],
+            lambda: {"plugins": [MixedPrecision("16-mixed", "cpu", scaler())]},
+            "StepTunedMixedPrecision",
+        ),
         (Clipping, [], dict, "give StepTunedSGD max_grad_norm"),
         (Other, [], dict, "return one from configure_optimizers"),
     ],
-    ids=["accumulation", "accumulation later", "by value", "fp16", "own clipping", "another optimizer"],
+    ids=[
+        "accumulation",
+        "accumulation later",
+        "by value",
+        "fp16",
+        "own clipping",
+        "another optimizer",
+    ],
 )
-def test_what_would_measure_wrongly_is_refused_in_a_sentence(tmp_path, module, callbacks, options, message):
+def test_what_would_measure_wrongly_is_refused_in_a_sentence(
+    tmp_path, module, callbacks, options, message
+):
     trainer, mine = trainer_of(tmp_path, StepTuned(), *callbacks, **options()), module()
     with pytest.raises(ValueError, match=message) as error:
         trainer.fit(mine, data())
@@ -653,7 +733,10 @@ def test_a_run_that_broke_off_leaves_trainer_and_module_as_they_were(tmp_path):
 
 def test_manual_optimisation_with_two_optimizers_takes_closures(tmp_path):
     def two(nets):
-        return [StepTunedSGD(net.parameters(), lr=lr, bounds=(0.05, 20.0)) for net, lr in zip(nets, (0.3, 0.1), strict=True)]
+        return [
+            StepTunedSGD(net.parameters(), lr=lr, bounds=(0.05, 20.0))
+            for net, lr in zip(nets, (0.3, 0.1), strict=True)
+        ]
 
     class Manual(pl.LightningModule):
         def __init__(self):
@@ -663,7 +746,8 @@ def test_manual_optimisation_with_two_optimizers_takes_closures(tmp_path):
 
         def configure_optimizers(self):
             return [
-                StepTunedSGD(net.parameters(), lr=lr, bounds=(0.05, 20.0)) for net, lr in zip(self.nets, (0.3, 0.1), strict=True)
+                StepTunedSGD(net.parameters(), lr=lr, bounds=(0.05, 20.0))
+                for net, lr in zip(self.nets, (0.3, 0.1), strict=True)
             ]
 
         def training_step(self, batch, batch_idx):
@@ -728,8 +812,12 @@ def test_by_hand_lightnings_wrapper_of_the_optimizer_says_what_is_wrong(tmp_path
 def test_two_processes_give_the_numbers_of_one_and_resume_with_their_own_noise(tmp_path):
     script = Path(__file__).parent / "lightning_on_ranks.py"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*torchrun, script, tmp_path], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    joined, through, resumed = (torch.load(tmp_path / f"{name}.pt") for name in ("joined", "through", "resumed"))
+    subprocess.run(
+        [*torchrun, script, tmp_path], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    joined, through, resumed = (
+        torch.load(tmp_path / f"{name}.pt") for name in ("joined", "through", "resumed")
+    )
     torch.testing.assert_close(through["steady"], joined, rtol=0, atol=1e-10)
     assert torch.equal(resumed["noisy"], through["noisy"])
     assert torch.equal(resumed["gamma"], through["gamma"])

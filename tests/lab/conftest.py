@@ -24,7 +24,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def make_spec(method="step-tuned-sgd", problem="regression", seed=0, budget=200, log_every=10, options=None, **hyper):
+def make_spec(
+    method="step-tuned-sgd",
+    problem="regression",
+    seed=0,
+    budget=200,
+    log_every=10,
+    options=None,
+    **hyper,
+):
     return RunSpec(
         problem=problem,
         options={**PROBLEMS[problem].defaults, **(options or {})},
@@ -72,7 +80,9 @@ def small(_small_files, monkeypatch):
     return sets, folder
 
 
-on_real_data = pytest.mark.skipif("STEPTUNED_DATA" not in os.environ, reason="STEPTUNED_DATA is not set: no official data to read")
+on_real_data = pytest.mark.skipif(
+    "STEPTUNED_DATA" not in os.environ, reason="STEPTUNED_DATA is not set: no official data to read"
+)
 
 
 @pytest.fixture(autouse=True)

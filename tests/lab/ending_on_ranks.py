@@ -23,7 +23,11 @@ RANK = int(os.environ["RANK"])
 
 
 def threads():
-    return [name for task in Path("/proc/self/task").iterdir() if "gloo" in (name := (task / "comm").read_text().strip())]
+    return [
+        name
+        for task in Path("/proc/self/task").iterdir()
+        if "gloo" in (name := (task / "comm").read_text().strip())
+    ]
 
 
 def disturb(how):

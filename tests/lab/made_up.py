@@ -82,7 +82,9 @@ class OnePointGrids:
         self._named = paired_runs.experiment_named
 
     def __call__(self, name, scale):
-        real = self._named(name.replace("controls-f", "figure-6f").replace("controls-a", "figure-4a"), scale)
+        real = self._named(
+            name.replace("controls-f", "figure-6f").replace("controls-a", "figure-4a"), scale
+        )
         entries = [self._one_point(entry) for entry in real.entries]
         if name.startswith("controls"):
             entries = [self._control(real.entries[0], control) for control in CONTROLS]
@@ -93,7 +95,9 @@ class OnePointGrids:
         return real.model_copy(update={"name": name, "entries": entries, **counts})
 
     def _one_point(self, entry):
-        return entry.model_copy(update={"axes": {key: values[:1] for key, values in entry.axes.items()}})
+        return entry.model_copy(
+            update={"axes": {key: values[:1] for key, values in entry.axes.items()}}
+        )
 
     def _control(self, like, name):
         from steptuned.lab.methods import METHODS

@@ -15,11 +15,17 @@ def write(folder):
     """Write them all. Returns what :data:`SETS` has to be, for :func:`use`."""
     described = {}
     for name, official in SETS.items():
-        parts = (("train", official.train[:1] if "cifar" in name else official.train, TRAIN), ("test", official.test, TEST))
+        parts = (
+            ("train", official.train[:1] if "cifar" in name else official.train, TRAIN),
+            ("test", official.test, TEST),
+        )
         files = {}
         for seed, (part, there, rows) in enumerate(parts):
             contents = _cifar(rows, official, seed) if "cifar" in name else _mnist(rows, seed)
-            files[part] = tuple(_put(folder / official.folder / f.name, c) for f, c in zip(there, contents, strict=True))
+            files[part] = tuple(
+                _put(folder / official.folder / f.name, c)
+                for f, c in zip(there, contents, strict=True)
+            )
         described[name] = replace(official, train_rows=TRAIN, test_rows=TEST, **files)
     return described
 
@@ -41,12 +47,16 @@ def _images(rows, channels, size, classes, seed):
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, rows)
     noise = rng.integers(0, 120, (rows, channels, size, size))
-    return (noise + (130 * labels / classes).astype(int)[:, None, None, None]).astype(np.uint8), labels.astype(np.uint8)
+    return (noise + (130 * labels / classes).astype(int)[:, None, None, None]).astype(
+        np.uint8
+    ), labels.astype(np.uint8)
 
 
 def _cifar(rows, official, seed):
     images, labels = _images(rows, 3, 32, official.classes, seed)
-    columns = [labels[:, None]] if official.classes == 10 else [labels[:, None] // 5, labels[:, None]]
+    columns = (
+        [labels[:, None]] if official.classes == 10 else [labels[:, None] // 5, labels[:, None]]
+    )
     return [np.concatenate([*columns, images.reshape(rows, -1)], 1).astype(np.uint8).tobytes()]
 
 
@@ -56,4 +66,6 @@ def _mnist(rows, seed):
 
 
 def _header(values):
-    return (2048 + values.ndim).to_bytes(4, "big") + b"".join(size.to_bytes(4, "big") for size in values.shape)
+    return (2048 + values.ndim).to_bytes(4, "big") + b"".join(
+        size.to_bytes(4, "big") for size in values.shape
+    )

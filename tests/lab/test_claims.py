@@ -57,7 +57,11 @@ def falling(end, speed=1.0, start=1.0):
 
 def runs_of(folder, **wanted):
     """The runs whose spec has these values."""
-    return [run for run in Store(folder).runs() if all(getattr(run.spec, key) == value for key, value in wanted.items())]
+    return [
+        run
+        for run in Store(folder).runs()
+        if all(getattr(run.spec, key) == value for key, value in wanted.items())
+    ]
 
 
 def diverge(folder, run):
@@ -114,7 +118,9 @@ def test_findings_are_combined(findings, verdict):
 
 def test_what_was_measured_names_scale_pairs_and_direction():
     said = combine([finding(True, 3), finding(False, 5, scale="paper")])
-    assert said.measured == "small (3 seeds): holds, 3 pairs; paper (5 seeds): does not hold, 5 pairs"
+    assert (
+        said.measured == "small (3 seeds): holds, 3 pairs; paper (5 seeds): does not hold, 5 pairs"
+    )
     assert (said.scales, said.n, said.pairs) == (("small", "paper"), 5, "seeds")
     alike = combine([finding(True, measure="plain loss"), finding(True)])
     assert alike.measured == "small (5 seeds): 5 pairs"
@@ -245,7 +251,9 @@ def test_the_value_of_an_instance_is_the_mean_over_its_seeds(tmp_path, grids):
     fill(tmp_path, "figure-3-instances", records, "small")
     judgement = judgement_of(tmp_path, 4)
     assert (judgement.verdict, judgement.n) == ("reproduced", 20)
-    (run,) = [r for r in runs_of(tmp_path, method="exact-gv", seed=2) if r.spec.options["instance"] == 7]
+    (run,) = [
+        r for r in runs_of(tmp_path, method="exact-gv", seed=2) if r.spec.options["instance"] == 7
+    ]
     (run.folder / "result.json").unlink()
     assert judgement_of(tmp_path, 4).verdict == "not run", "an instance needs all its seeds"
 
@@ -276,7 +284,10 @@ def test_claim_16(tmp_path, grids, power, seeds, verdict):
         ks = sorted({round(1.3**i) for i in range(40) if 1.3**i <= spec.budget / 2})
         gradient = [k ** -power(spec.hyper["delta"]) if k > 1 else start for k in ks]
         more = {"samples": 0, "seconds": 0.0, "loss": 0.5}
-        return [{"bp": 2 * k, "batches": k, **more, "gradient": g} for k, g in zip(ks, gradient, strict=True)]
+        return [
+            {"bp": 2 * k, "batches": k, **more, "gradient": g}
+            for k, g in zip(ks, gradient, strict=True)
+        ]
 
     grids.seeds = seeds
     fill(tmp_path, "rate", records, "small")
@@ -330,7 +341,11 @@ def test_claim_7(tmp_path):
 def test_a_comparison_has_its_numbers(tmp_path):
     networks(tmp_path, ["figure-4a"])
     first = judgement_of(tmp_path, 7).comparisons[0]
-    assert (first.what, first.scale, first.measure) == ("(a) Step-Tuned SGD / SGD", "small", "plain loss")
+    assert (first.what, first.scale, first.measure) == (
+        "(a) Step-Tuned SGD / SGD",
+        "small",
+        "plain loss",
+    )
     assert first.result.median == pytest.approx(1 / 3, rel=2e-2)
     assert first.result.low <= first.result.median <= first.result.high
     assert (first.result.n, first.result.p, first.result.better) == (5, 1 / 32, 1.0)
@@ -348,7 +363,9 @@ def test_a_comparison_has_its_numbers(tmp_path):
         ((1, 2, 3, 4, 5), lambda seed: 0.099 if seed == 2 else 0.2, "not reproduced"),
     ],
 )
-def test_the_seeds_that_are_complete_decide_how_certain_a_verdict_is(tmp_path, seeds, adam, verdict):
+def test_the_seeds_that_are_complete_decide_how_certain_a_verdict_is(
+    tmp_path, seeds, adam, verdict
+):
     networks(tmp_path, ["figure-4a"], {"figure-4a": {"adam": adam}}, seeds=seeds)
     judgement = judgement_of(tmp_path, 7)
     assert judgement.verdict == verdict, judgement.measured
@@ -424,7 +441,15 @@ def test_a_claim_is_mixed_if_two_scales_disagree(tmp_path):
     assert judgement_of(tmp_path / "other", 9).verdict == "not run", "scale demo is never judged"
 
 
-def dropping(folder, drop=0.5, gamma=(1.0, 0.5), accuracy=(0.6, 0.7), droppers=(TUNED,), failing=(), names=SIX[:2]):
+def dropping(
+    folder,
+    drop=0.5,
+    gamma=(1.0, 0.5),
+    accuracy=(0.6, 0.7),
+    droppers=(TUNED,),
+    failing=(),
+    names=SIX[:2],
+):
     """Runs whose loss, gamma and accuracy change in the middle; the failing seeds have no drop."""
 
     def records(spec):
@@ -490,7 +515,9 @@ def uses(letters, wrong=0):
     twice = {}
     for letter in letters:
         helps = {"sgd": False, "adam": letter == "c", "rmsprop": letter == "c"}
-        twice[f"figure-5{letter}"] = {m: ENDS[m] * (0.5 if good else 2) for m, good in helps.items()}
+        twice[f"figure-5{letter}"] = {
+            m: ENDS[m] * (0.5 if good else 2) for m, good in helps.items()
+        }
     for method in ("adam", "sgd")[:wrong]:
         twice[f"figure-5{letters[0]}"][method] = ENDS[method]
     return twice
@@ -498,7 +525,12 @@ def uses(letters, wrong=0):
 
 @pytest.mark.parametrize(
     ("letters", "wrong", "verdict"),
-    [("abcd", 0, "reproduced"), ("ac", 1, "reproduced"), ("ac", 2, "not reproduced"), ("a", 0, "not run")],
+    [
+        ("abcd", 0, "reproduced"),
+        ("ac", 1, "reproduced"),
+        ("ac", 2, "not reproduced"),
+        ("a", 0, "not run"),
+    ],
 )
 def test_claim_12(tmp_path, letters, wrong, verdict):
     networks(tmp_path, [f"figure-4{letter}" for letter in letters])
@@ -513,7 +545,11 @@ def test_claim_12(tmp_path, letters, wrong, verdict):
 
 @pytest.mark.parametrize(
     ("e", "f", "verdict"),
-    [(0.3, 0.1, "reproduced"), (0.1, 0.3, "not reproduced"), (0.2, lambda seed: 0.3 if seed < 3 else 0.15, "not reproduced")],
+    [
+        (0.3, 0.1, "reproduced"),
+        (0.1, 0.3, "not reproduced"),
+        (0.2, lambda seed: 0.3 if seed < 3 else 0.15, "not reproduced"),
+    ],
 )
 def test_claim_13(tmp_path, e, f, verdict):
     networks(tmp_path, SIX[4:], {"figure-6e": {TUNED: e}, "figure-6f": {TUNED: f}})
@@ -534,7 +570,9 @@ def test_claim_13_pairs_the_seeds_of_both_problems(tmp_path):
     assert judgement.comparisons[0].result.better == pytest.approx(2.5 / 3)
 
 
-@pytest.mark.parametrize(("smooth", "verdict"), [(0.1, "reproduced"), (0.9, "not reproduced"), (None, "not run")])
+@pytest.mark.parametrize(
+    ("smooth", "verdict"), [(0.1, "reproduced"), (0.9, "not reproduced"), (None, "not run")]
+)
 def test_claim_14(tmp_path, smooth, verdict):
     names = [f"activations-{kind}" for kind in ("relu", "elu", "silu")]
     names = names if smooth is not None else names[:2]
@@ -576,7 +614,11 @@ def controls(folder, names=("controls-f", "controls-a"), **ends):
 
     def records(spec, name):
         experiment = paired_runs.experiment_named(name, "small")
-        (entry,) = [e.name for e in experiment.entries if (e.method, e.grid()[0]) == (spec.method, spec.hyper)]
+        (entry,) = [
+            e.name
+            for e in experiment.entries
+            if (e.method, e.grid()[0]) == (spec.method, spec.hyper)
+        ]
         end = ends[entry](name, spec.seed) if callable(ends[entry]) else ends[entry]
         plain = falling(end * (1 + spec.seed / 1000))
         return records_of(spec, lambda share: plain(share) + PENALTY, **{"plain loss": plain})
@@ -590,7 +632,11 @@ def controls(folder, names=("controls-f", "controls-a"), **ends):
     [
         ({"finer": 0.2}, "reproduced", "(f) step-tuned-sgd / finer"),
         ({"constant-2": 0.09}, "not reproduced", "step-tuned-sgd / constant-2"),
-        ({"twice": lambda name, seed: 0.05 if name == "controls-a" else 0.3}, "not reproduced", "(a) step-tuned-sgd / twice"),
+        (
+            {"twice": lambda name, seed: 0.05 if name == "controls-a" else 0.3},
+            "not reproduced",
+            "(a) step-tuned-sgd / twice",
+        ),
         ({"finer": lambda name, seed: 0.09 if seed == 1 else 0.2}, "not reproduced", "finer"),
     ],
 )
@@ -633,7 +679,9 @@ def test_an_empty_store_has_run_nothing(tmp_path):
     assert not any(tmp_path.iterdir()), "judging writes nothing"
 
 
-def test_the_experiments_of_the_package_are_judged_with_their_whole_grids(tmp_path, monkeypatch, grids):
+def test_the_experiments_of_the_package_are_judged_with_their_whole_grids(
+    tmp_path, monkeypatch, grids
+):
     monkeypatch.setattr(paired_runs, "experiment_named", grids._named)
     adaptive = {"figure-4d": {"adam": 0.01, "rmsprop": 0.02}}
     networks(tmp_path, ["figure-4d"], adaptive, scale="paper")
@@ -643,15 +691,21 @@ def test_the_experiments_of_the_package_are_judged_with_their_whole_grids(tmp_pa
     assert judgement.n == experiment.seeds
     grid = [run for run in runs_of(tmp_path, method="adam", seed=0) if run.spec.hyper["lr"] == 1e-4]
     (grid[0].folder / "result.json").unlink()
-    assert judgement_of(tmp_path, 9).verdict == "not run", "without its whole grid a winner is not known"
+    assert judgement_of(tmp_path, 9).verdict == "not run", (
+        "without its whole grid a winner is not known"
+    )
 
 
-def test_the_experiment_that_was_run_is_judged_and_not_the_one_in_the_package(tmp_path, monkeypatch, grids):
+def test_the_experiment_that_was_run_is_judged_and_not_the_one_in_the_package(
+    tmp_path, monkeypatch, grids
+):
     networks(tmp_path, ["figure-4d"], {"figure-4d": {"adam": 0.01, "rmsprop": 0.02}})
     edited = grids("figure-4d", "small")
     monkeypatch.setattr(paired_runs, "experiment_named", grids._named)
     assert judgement_of(tmp_path, 9).verdict == "not run", "the grids of the package were not run"
-    Store(tmp_path).remember("figure-4", "small", [edited.model_dump(mode="json")], "steptuned run mine.toml")
+    Store(tmp_path).remember(
+        "figure-4", "small", [edited.model_dump(mode="json")], "steptuned run mine.toml"
+    )
     assert judgement_of(tmp_path, 9).verdict == "reproduced"
 
 
@@ -739,7 +793,12 @@ def test_the_data_are_valid_json_whatever_diverged(tmp_path):
     claims = [claim for claim in CLAIMS if claim.number == 9]
     (data,) = json.loads(json.dumps(as_data(judge(tmp_path, claims)), allow_nan=False))
     assert data["criterion"] == criterion(9).criterion
-    assert (data["verdict"], data["n"], data["pairs"], data["scales"]) == ("reproduced", 5, "seeds", ["small"])
+    assert (data["verdict"], data["n"], data["pairs"], data["scales"]) == (
+        "reproduced",
+        5,
+        "seeds",
+        ["small"],
+    )
     first = data["comparisons"][0]
     assert first == {
         "what": "(d) Adam / SGD",
@@ -780,7 +839,9 @@ def test_the_page_of_results_has_the_claims_that_were_judged(tmp_path):
 
 
 def test_the_report_shows_verdict_criterion_interval_and_other_criteria(tmp_path):
-    networks(tmp_path, ["figure-4d"], {"figure-4d": {"adam": 0.01, "rmsprop": 0.02}}, seeds=(1, 2, 3))
+    networks(
+        tmp_path, ["figure-4d"], {"figure-4d": {"adam": 0.01, "rmsprop": 0.02}}, seeds=(1, 2, 3)
+    )
     for run in runs_of(tmp_path, method="adam"):
         write_json(run.folder / "environment.json", {})
     page = writing.write(tmp_path, tmp_path / "report", "steptuned report").read_text()

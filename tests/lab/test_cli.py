@@ -42,7 +42,9 @@ def steptuned(*arguments, **environment):
 
 
 def inside(*arguments):
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    done = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env={"COLUMNS": "200"}
+    )
     return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
 
 
@@ -84,7 +86,9 @@ def test_show_lists_the_runs_and_shouts_sets_that_are_not_complete(results):
 def test_export_writes_every_record(results, tmp_path):
     out, _ = results
     expected = sum(len(run.records()) for run in Store(out).runs())
-    done = steptuned("export", out, "--csv", tmp_path / "a.csv", "--parquet", tmp_path / "a.parquet")
+    done = steptuned(
+        "export", out, "--csv", tmp_path / "a.csv", "--parquet", tmp_path / "a.parquet"
+    )
     assert done.returncode == 0, done.stderr
     with (tmp_path / "a.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -127,7 +131,10 @@ def test_figure_1_needs_no_run(tmp_path):
         (["show", "nowhere"], "there is no folder nowhere"),
         (["results", "nowhere", "--to", "page.md"], "there is no folder nowhere"),
         (["reproduce", "figure-4z"], "or a panel such as activations-relu"),
-        (["data", "get", "imagenet"], "there is no data set 'imagenet'; valid: all, cifar-10, cifar-100, mnist"),
+        (
+            ["data", "get", "imagenet"],
+            "there is no data set 'imagenet'; valid: all, cifar-10, cifar-100, mnist",
+        ),
         (["export", "."], "say where to: --csv FILE or --parquet FILE"),
         (["reproduce", "figure-1", "--device", "warp"], "device 'warp' cannot be used here"),
     ],
@@ -147,10 +154,21 @@ def test_a_folder_that_cannot_be_made_is_said_so(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["figure-6", "figure-4d", "table-2"])
-def test_without_data_an_experiment_on_images_says_how_to_get_them_and_makes_no_run(name, tmp_path, monkeypatch):
+def test_without_data_an_experiment_on_images_says_how_to_get_them_and_makes_no_run(
+    name, tmp_path, monkeypatch
+):
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("STEPTUNED_DATA", "elsewhere")
-    done = inside("reproduce", name, "--scale", "demo", "--out", tmp_path / "out", "--data", tmp_path / "empty")
+    done = inside(
+        "reproduce",
+        name,
+        "--scale",
+        "demo",
+        "--out",
+        tmp_path / "out",
+        "--data",
+        tmp_path / "empty",
+    )
     assert done.returncode == 1
     assert "steptuned data get" in done.stderr
     assert "Traceback" not in done.stderr
@@ -186,7 +204,9 @@ lr = [0.01, 0.1]
 def test_an_experiment_on_the_real_images_from_the_command_to_the_page(tmp_path):
     (tmp_path / "mine.toml").write_text(IMAGES)
     out = tmp_path / "out"
-    done = steptuned("run", tmp_path / "mine.toml", "--out", out, "--data", REAL, STEPTUNED_DATA=str(tmp_path))
+    done = steptuned(
+        "run", tmp_path / "mine.toml", "--out", out, "--data", REAL, STEPTUNED_DATA=str(tmp_path)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "minee (paper): CIFAR-10, LeNet without BatchNorm" in done.stdout
     assert "test loss" in done.stdout
@@ -203,7 +223,18 @@ def test_an_experiment_on_the_real_images_from_the_command_to_the_page(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["reproduce"], ["run"], ["show"], ["export"], ["list"], ["results"], ["data"], ["data", "get"]]
+    "command",
+    [
+        [],
+        ["reproduce"],
+        ["run"],
+        ["show"],
+        ["export"],
+        ["list"],
+        ["results"],
+        ["data"],
+        ["data", "get"],
+    ],
 )
 def test_help_is_there(command):
     done = inside(*command, "--help")
@@ -215,7 +246,8 @@ def test_run_and_reproduce_have_the_same_options():
     commands = typer.main.get_command(app).commands
     own = {"names", "files", "scale"}
     shared = [
-        {p.name: (p.opts, p.default, p.help) for p in commands[name].params if p.name not in own} for name in ("run", "reproduce")
+        {p.name: (p.opts, p.default, p.help) for p in commands[name].params if p.name not in own}
+        for name in ("run", "reproduce")
     ]
     assert shared[0] == shared[1]
     assert {"jobs", "dask", "device", "out", "data", "autocast", "tensorboard"} <= shared[0].keys()
@@ -250,4 +282,7 @@ def test_without_the_packages_of_the_laboratory_the_command_says_how_to_get_them
     code = "import sys; sys.modules['typer'] = None; from steptuned.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "steptuned: the laboratory needs more packages (typer is missing): pip install 'steptuned[lab]'\n"
+    assert (
+        done.stderr
+        == "steptuned: the laboratory needs more packages (typer is missing): pip install 'steptuned[lab]'\n"
+    )

@@ -77,7 +77,15 @@ class Processes:
     def scheduler(self, **environment):
         """Returns its address and its process."""
         about = self.folder / f"scheduler-{len(self.started)}.json"
-        options = ("--no-dashboard", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", about)
+        options = (
+            "--no-dashboard",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--scheduler-file",
+            about,
+        )
         process = self.start("distributed.cli.dask_scheduler", *options, **environment)
         wait_until(lambda: about.exists() and about.read_text().endswith("}"), process)
         return json.loads(about.read_text())["address"], process
@@ -86,7 +94,9 @@ class Processes:
         """One process, which can be killed, unless other options are given."""
         chosen = options or ("--no-nanny",)
         telling = ("--no-dashboard", "--preload", Path(__file__).parent / "on_workers.py")
-        return self.start("distributed.cli.dask_worker", address, "--nthreads", threads, *chosen, *telling)
+        return self.start(
+            "distributed.cli.dask_worker", address, "--nthreads", threads, *chosen, *telling
+        )
 
     def sweep(self, address, out, experiment=EXPERIMENT):
         path = self.folder / "small.toml"
@@ -123,7 +133,11 @@ def wait_until(what, *processes, seconds=120):
 
 def runs_of(process, out):
     """The runs that a worker is in the middle of."""
-    return [run for run in Store(out).runs() if is_by(process, run) and (run.folder / "checkpoint.pt").exists()]
+    return [
+        run
+        for run in Store(out).runs()
+        if is_by(process, run) and (run.folder / "checkpoint.pt").exists()
+    ]
 
 
 def is_by(process, run):
@@ -151,7 +165,9 @@ def assert_never_two_at_a_run(folder):
     return trails
 
 
-def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(processes_of, tmp_path):
+def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(
+    processes_of, tmp_path
+):
     """A second cluster, and a second client, take over while a worker of the first is still at a run."""
     out = tmp_path / "out"
     address, _ = processes_of.scheduler()
@@ -163,14 +179,20 @@ def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(pr
     kill(first)
     third = processes_of.worker(address)
     wait_until(lambda: f" {third.pid}\n" in (tmp_path / "asked").read_text(), client, second, third)
-    (held,) = wait_until(lambda: [run.spec.identity for run in Store(out).runs() if is_by(second, run)], client, second)
+    (held,) = wait_until(
+        lambda: [run.spec.identity for run in Store(out).runs() if is_by(second, run)],
+        client,
+        second,
+    )
     kill(client)
 
     address, _ = processes_of.scheduler()
     client = processes_of.sweep(address, out)
     wait_until(lambda: "there is no worker" in client.said(), client)
     last = processes_of.worker(address)
-    wait_until(lambda: f"{held} {last.pid}\n" in (tmp_path / "asked").read_text(), client, second, last)
+    wait_until(
+        lambda: f"{held} {last.pid}\n" in (tmp_path / "asked").read_text(), client, second, last
+    )
     brake.unlink()
     assert client.wait(PATIENCE) == 0, client.said()
     assert second.poll() is None, "it was never disturbed"
@@ -179,12 +201,16 @@ def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(pr
     pids = {int(pid) for trail in trails for pid in trail}
     assert pids == {first.pid, second.pid, third.pid, last.pid}
     assert any(len(set(trail)) > 1 for trail in trails), "a run was handed on in its middle"
-    assert set((tmp_path / f"steps-{held}").read_text().split()) == {str(second.pid)}, "who asked meanwhile had nothing left to do"
+    assert set((tmp_path / f"steps-{held}").read_text().split()) == {str(second.pid)}, (
+        "who asked meanwhile had nothing left to do"
+    )
     assert len(Store(out).runs()) == 4 + 4, "grid and winners"
     assert_same_as_undisturbed(out, tmp_path)
 
 
-def test_a_run_that_kills_its_worker_each_time_is_given_up_and_the_cluster_lives(processes_of, tmp_path):
+def test_a_run_that_kills_its_worker_each_time_is_given_up_and_the_cluster_lives(
+    processes_of, tmp_path
+):
     out = tmp_path / "out"
     (tmp_path / "deadly-1").touch()
     address, _ = processes_of.scheduler(DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES="0")
@@ -227,11 +253,15 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
     wait_until(lambda: runs_of(worker, out), client, worker)
     kill(scheduler)
     assert client.wait(PATIENCE) == 1
-    assert f"the Dask scheduler at {address} is gone. Nothing is lost; go on with: " in client.said()
+    assert (
+        f"the Dask scheduler at {address} is gone. Nothing is lost; go on with: " in client.said()
+    )
     assert "Traceback" not in client.said()
 
 
-def test_workers_of_this_machine_stop_with_ctrl_c_and_go_on_with_the_same_numbers(processes_of, tmp_path):
+def test_workers_of_this_machine_stop_with_ctrl_c_and_go_on_with_the_same_numbers(
+    processes_of, tmp_path
+):
     out = tmp_path / "out"
     experiment = SHORT.replace("epochs = 20", "epochs = 100")
     client = processes_of.sweep("local:2", out, experiment)
@@ -250,7 +280,9 @@ def test_workers_of_this_machine_stop_with_ctrl_c_and_go_on_with_the_same_number
 
     before = {run.folder: run.log_path.stat().st_mtime_ns for run in Store(out).runs()}
     assert inside("run", tmp_path / "small.toml", "--jobs", 1, "--out", out).returncode == 0
-    assert {run.folder: run.log_path.stat().st_mtime_ns for run in Store(out).runs()} == before, "another engine, and all is done"
+    assert {run.folder: run.log_path.stat().st_mtime_ns for run in Store(out).runs()} == before, (
+        "another engine, and all is done"
+    )
 
 
 def test_workers_that_cannot_make_runs_are_refused(processes_of, tmp_path):
@@ -260,7 +292,9 @@ def test_workers_that_cannot_make_runs_are_refused(processes_of, tmp_path):
     run = folder_of(Store(tmp_path / "out"), make_spec())
     with Client(address) as client:
         engine = DaskEngine(client, address, WorkerConfig(), foreign=True)
-        with pytest.raises(EngineError, match=f"has 2 threads.* `dask worker {address} --nthreads 1 --nworkers N`"):
+        with pytest.raises(
+            EngineError, match=f"has 2 threads.* `dask worker {address} --nthreads 1 --nworkers N`"
+        ):
             list(engine.process([run]))
         (tmp_path / "small.toml").write_text(SHORT)
         done = inside("run", tmp_path / "small.toml", "--dask", address, "--out", tmp_path / "out")
@@ -269,7 +303,10 @@ def test_workers_that_cannot_make_runs_are_refused(processes_of, tmp_path):
         kill(worker)
         processes_of.worker(address)
         absent = Run(tmp_path / "absent")
-        with pytest.raises(EngineError, match=r"does not see .*absent: give a folder as --out that all workers share"):
+        with pytest.raises(
+            EngineError,
+            match=r"does not see .*absent: give a folder as --out that all workers share",
+        ):
             list(engine.process([absent]))
         assert not absent.folder.exists()
         assert engine.jobs == 1
@@ -318,15 +355,36 @@ SLURM = Path(__file__).parents[2] / "examples" / "slurm_sweep.py"
 
 def slurm_sweep(folder, *arguments):
     """Jobs say what they have to say in the folder they were submitted from."""
-    return subprocess.run([sys.executable, SLURM, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, SLURM, *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_job_script_for_slurm_starts_one_worker_with_one_thread(tmp_path):
     done = slurm_sweep(
-        tmp_path, "--job-script", "--cores", 3, "--memory", "2GB", "--walltime", "01:00:00", "--partition", "gpu", "--account", "me"
+        tmp_path,
+        "--job-script",
+        "--cores",
+        3,
+        "--memory",
+        "2GB",
+        "--walltime",
+        "01:00:00",
+        "--partition",
+        "gpu",
+        "--account",
+        "me",
     )
     assert done.returncode == 0, done.stderr
-    asked = {line.removeprefix("#SBATCH ") for line in done.stdout.splitlines() if line.startswith("#SBATCH")}
+    asked = {
+        line.removeprefix("#SBATCH ")
+        for line in done.stdout.splitlines()
+        if line.startswith("#SBATCH")
+    }
     assert {"-p gpu", "-A me", "-n 1", "--cpus-per-task=3", "--mem=2G", "-t 01:00:00"} <= asked
     (worker,) = [line for line in done.stdout.splitlines() if "dask_worker" in line]
     assert worker.startswith(sys.executable)
@@ -340,7 +398,18 @@ def test_a_sweep_on_slurm(tmp_path):
     if subprocess.run(["sinfo"], capture_output=True, check=False).returncode != 0:
         pytest.skip("SLURM does not run here")
     (tmp_path / "small.toml").write_text(SHORT)
-    done = slurm_sweep(tmp_path, "--workers", 2, "--memory", "1GB", "--", "run", tmp_path / "small.toml", "--out", tmp_path / "out")
+    done = slurm_sweep(
+        tmp_path,
+        "--workers",
+        2,
+        "--memory",
+        "1GB",
+        "--",
+        "run",
+        tmp_path / "small.toml",
+        "--out",
+        tmp_path / "out",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(Store(tmp_path / "out").runs()) == 3
     assert_same_as_undisturbed(tmp_path / "out", tmp_path)

@@ -78,7 +78,9 @@ def test_the_recovery_from_a_spike_is_no_drop():
 def test_records_that_are_denser_at_the_beginning_do_not_move_the_drop():
     records = made(lambda s: 1.0 if s < 0.4 else 0.5)
     early = [{**records[0], "bp": bp} for bp in range(1, 10)]
-    assert drop_of([records[0], *early, *records[1:]], "loss", LIMITS) == drop_of(records, "loss", LIMITS)
+    assert drop_of([records[0], *early, *records[1:]], "loss", LIMITS) == drop_of(
+        records, "loss", LIMITS
+    )
 
 
 def test_records_too_far_apart_have_no_drop():

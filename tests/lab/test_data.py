@@ -50,7 +50,9 @@ def cifar_bytes(rows, label_bytes, classes, seed):
 
 
 def idx_bytes(values):
-    header = (2048 + values.ndim).to_bytes(4, "big") + b"".join(size.to_bytes(4, "big") for size in values.shape)
+    header = (2048 + values.ndim).to_bytes(4, "big") + b"".join(
+        size.to_bytes(4, "big") for size in values.shape
+    )
     return gzip.compress(header + values.astype(np.uint8).tobytes(), mtime=0)
 
 
@@ -59,7 +61,11 @@ def tar_bytes(*members):
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w") as tar:
         for member in members:
-            info, content = (member, b"") if isinstance(member, tarfile.TarInfo) else (tarfile.TarInfo(member[0]), member[1])
+            info, content = (
+                (member, b"")
+                if isinstance(member, tarfile.TarInfo)
+                else (tarfile.TarInfo(member[0]), member[1])
+            )
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return gzip.compress(output.getvalue(), mtime=0)
@@ -83,7 +89,10 @@ class Small:
             test=tuple(file_of(*item) for item in test.items()),
             downloads=(),
         )
-        self.archive = tar_bytes(*((f"{folder_name}/{file}", content) for file, content in self.files.items()), ("readme", LONG))
+        self.archive = tar_bytes(
+            *((f"{folder_name}/{file}", content) for file, content in self.files.items()),
+            ("readme", LONG),
+        )
 
     def write(self, where):
         (where / self.folder).mkdir(parents=True, exist_ok=True)
@@ -96,9 +105,14 @@ class Small:
     def offer(self, *urls, archive=None):
         """The archive, or for MNIST's kind every file by itself, at these addresses."""
         if self.data.format == "idx":
-            offers = [Download(file_of(*f), tuple(url + f[0] for url in urls), (f[0],)) for f in self.files.items()]
+            offers = [
+                Download(file_of(*f), tuple(url + f[0] for url in urls), (f[0],))
+                for f in self.files.items()
+            ]
         else:
-            offers = [Download(file_of("small.tar.gz", archive or self.archive), urls, tuple(self.files))]
+            offers = [
+                Download(file_of("small.tar.gz", archive or self.archive), urls, tuple(self.files))
+            ]
         SETS[self.name] = replace(self.data, downloads=tuple(offers))
 
 
@@ -114,7 +128,9 @@ def small_mnist():
     parts = []
     for part, rows in (("train", 6), ("t10k", 2)):
         images, labels = rng.integers(0, 256, (rows, 5, 4)), rng.integers(0, 10, rows)
-        parts.append({f"{part}-images.gz": idx_bytes(images), f"{part}-labels.gz": idx_bytes(labels)})
+        parts.append(
+            {f"{part}-images.gz": idx_bytes(images), f"{part}-labels.gz": idx_bytes(labels)}
+        )
     return Small("mnist", "idx", "mnist", (1, 5, 4), *parts, 10, (6, 2))
 
 
@@ -152,7 +168,10 @@ def only_whole_files(small, home):
 def test_small_sets_are_read_value_for_value(small, home):
     small.write(home)
     images = load(small.name)
-    for part, x, y in (("train", images.train, images.train_labels), ("test", images.test, images.test_labels)):
+    for part, x, y in (
+        ("train", images.train, images.train_labels),
+        ("test", images.test, images.test_labels),
+    ):
         if small.name == "mnist":
             raw = [gzip.decompress(small.files[file.name]) for file in getattr(small.data, part)]
             pixels, labels = list(raw[0][16:]), list(raw[1][8:])
@@ -160,7 +179,10 @@ def test_small_sets_are_read_value_for_value(small, home):
             extra = {"cifar-10": 1, "cifar-100": 2}[small.name]
             raw = b"".join(small.files[file.name] for file in getattr(small.data, part))
             rows = [raw[i : i + extra + 48] for i in range(0, len(raw), extra + 48)]
-            pixels, labels = [value for row in rows for value in row[extra:]], [row[extra - 1] for row in rows]
+            pixels, labels = (
+                [value for row in rows for value in row[extra:]],
+                [row[extra - 1] for row in rows],
+            )
         assert x.dtype == torch.uint8
         assert y.dtype == torch.int64
         assert x.shape == (len(labels), *small.data.shape)
@@ -181,7 +203,10 @@ def test_a_set_is_read_once_a_folder(small, home, tmp_path, monkeypatch):
 def test_the_folder_is_steptuned_data_or_the_cache_of_the_user(monkeypatch):
     monkeypatch.setenv("STEPTUNED_DATA", "~/somewhere")
     assert folder() == Path.home() / "somewhere"
-    for unset in (lambda: monkeypatch.setenv("STEPTUNED_DATA", ""), lambda: monkeypatch.delenv("STEPTUNED_DATA")):
+    for unset in (
+        lambda: monkeypatch.setenv("STEPTUNED_DATA", ""),
+        lambda: monkeypatch.delenv("STEPTUNED_DATA"),
+    ):
         unset()
         assert folder() == Path(pooch.os_cache("steptuned"))
 
@@ -227,7 +252,9 @@ def test_a_damaged_file_is_named_with_what_is_wrong_and_the_way_out(damage, diag
     damage(path)
     with pytest.raises(DataError) as caught:
         load(small.name)
-    way_out = f"; run `steptuned data get {small.name}`, or set STEPTUNED_DATA to a folder that has it"
+    way_out = (
+        f"; run `steptuned data get {small.name}`, or set STEPTUNED_DATA to a folder that has it"
+    )
     assert re.fullmatch(re.escape(f"{path} ") + diagnosis + re.escape(way_out), str(caught.value))
 
 
@@ -235,7 +262,8 @@ def test_a_folder_without_the_set_is_named(cifar, home, monkeypatch):
     for where in (home, home / "nowhere"):
         monkeypatch.setenv("STEPTUNED_DATA", str(where))
         with pytest.raises(
-            DataError, match=rf"^there is no cifar-10 in {where} \(no folder cifar-10-bin\); run `steptuned data get"
+            DataError,
+            match=rf"^there is no cifar-10 in {where} \(no folder cifar-10-bin\); run `steptuned data get",
         ):
             load("cifar-10")
 
@@ -249,7 +277,9 @@ def test_a_failed_load_is_tried_again(cifar, home):
 
 def test_an_unknown_set_is_answered_with_the_valid_names(tmp_path):
     for use in (load, lambda name: fetch(name, tmp_path)):
-        with pytest.raises(DataError, match=r"^there is no data set 'imagenet'; valid: cifar-10, cifar-100, mnist$"):
+        with pytest.raises(
+            DataError, match=r"^there is no data set 'imagenet'; valid: cifar-10, cifar-100, mnist$"
+        ):
             use("imagenet")
 
 
@@ -263,7 +293,10 @@ FOREIGN_CIFAR = {
 @pytest.mark.parametrize("reason", FOREIGN_CIFAR)
 def test_a_foreign_cifar_file_is_not_read(reason, tmp_path):
     (tmp_path / "a.bin").write_bytes(FOREIGN_CIFAR[reason])
-    with pytest.raises(DataError, match=f"a.bin is not in the format of its data set: {reason}; replace it with the official file"):
+    with pytest.raises(
+        DataError,
+        match=f"a.bin is not in the format of its data set: {reason}; replace it with the official file",
+    ):
         read_cifar(tmp_path / "a.bin", 1, 48, 10)
 
 
@@ -276,15 +309,21 @@ FOREIGN_IDX = {
     "it is not gzip (CRC check failed": GOOD_IDX[:-5] + bytes([GOOD_IDX[-5] ^ 1]) + GOOD_IDX[-4:],
     "its magic number is 3331": gzip.compress(b"\x00\x00\x0d\x03" + bytes(12)),
     "4 bytes are not a header of 8 and 0 values": gzip.compress(b"\x00\x00\x08\x01"),
-    "39 bytes are not a header of 16 and 2 x 3 x 4 values": gzip.compress(gzip.decompress(GOOD_IDX)[:-1]),
-    "41 bytes are not a header of 16 and 2 x 3 x 4 values": gzip.compress(gzip.decompress(GOOD_IDX) + b"x"),
+    "39 bytes are not a header of 16 and 2 x 3 x 4 values": gzip.compress(
+        gzip.decompress(GOOD_IDX)[:-1]
+    ),
+    "41 bytes are not a header of 16 and 2 x 3 x 4 values": gzip.compress(
+        gzip.decompress(GOOD_IDX) + b"x"
+    ),
 }
 
 
 @pytest.mark.parametrize("reason", FOREIGN_IDX)
 def test_a_foreign_idx_file_is_not_read(reason, tmp_path):
     (tmp_path / "a.gz").write_bytes(FOREIGN_IDX[reason])
-    with pytest.raises(DataError, match=re.escape(f"a.gz is not in the format of its data set: {reason}")):
+    with pytest.raises(
+        DataError, match=re.escape(f"a.gz is not in the format of its data set: {reason}")
+    ):
         read_idx(tmp_path / "a.gz")
 
 
@@ -295,7 +334,9 @@ def test_a_good_idx_file_is_read(tmp_path):
 
 @pytest.mark.parametrize("read", [read_idx, lambda path: read_cifar(path, 1, 48, 10)])
 def test_a_file_that_cannot_be_opened_is_named(read, tmp_path):
-    with pytest.raises(DataError, match=f"^{tmp_path}/a cannot be read: No such file or directory$"):
+    with pytest.raises(
+        DataError, match=f"^{tmp_path}/a cannot be read: No such file or directory$"
+    ):
         read(tmp_path / "a")
     with pytest.raises(DataError, match=f"^{tmp_path} cannot be read: Is a directory$"):
         read(tmp_path)
@@ -325,10 +366,11 @@ def test_exchanged_images_and_labels_of_mnist_are_not_taken(home, monkeypatch):
 
 
 def test_reading_does_not_load_the_downloader():
-    code = (
-        "import sys, steptuned.lab.data.reading, steptuned.lab.data.fetching; assert not {'pooch', 'requests'} & set(sys.modules)"
+    imports = "import sys, steptuned.lab.data.reading, steptuned.lab.data.fetching"
+    code = f"{imports}; assert not {{'pooch', 'requests'}} & set(sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "STEPTUNED_DATA": "/"}
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "STEPTUNED_DATA": "/"})
 
 
 # ---------------------------------------------------------------------------------------------- a server
@@ -362,7 +404,9 @@ class Site:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         self.thread.start()
 
     def page(self, path, body, status=200, length=None, pause=0.0):
@@ -409,7 +453,9 @@ def test_the_first_mirror_with_the_right_bytes_is_taken(cifar, home, site, close
     cut_short = site.page("/short", cifar.archive[:100], length=len(cifar.archive))
     broken = site.page("/broken", b"", status=500)
     right = site.page("/right", cifar.archive)
-    cifar.offer(site.url + "/none", closed_port, wrong, cut_short, broken, right, site.url + "/not-asked")
+    cifar.offer(
+        site.url + "/none", closed_port, wrong, cut_short, broken, right, site.url + "/not-asked"
+    )
     assert fetch("cifar-10", home, progress=False) == list(cifar.files)
     assert site.asked == ["/none", "/wrong", "/short", "/broken", "/right"]
     assert only_whole_files(cifar, home)
@@ -435,7 +481,16 @@ def test_when_all_mirrors_fail_each_is_named_with_its_reason(cifar, home, site, 
     with pytest.raises(DataError) as caught:
         fetch("cifar-10", home, progress=False)
     wrong = "not the official file (sha256 differs)"
-    reasons = ["HTTP 404", "HTTP 500", wrong, "the connection broke off", wrong, "no connection", "no connection", "InvalidSchema"]
+    reasons = [
+        "HTTP 404",
+        "HTTP 500",
+        wrong,
+        "the connection broke off",
+        wrong,
+        "no connection",
+        "no connection",
+        "InvalidSchema",
+    ]
     each = "; ".join(f"{url}: {reason}" for url, reason in zip(urls, reasons, strict=True))
     assert str(caught.value) == (
         f"small.tar.gz could not be fetched ({each}); check the network and try again, "
@@ -519,7 +574,9 @@ def test_a_hostile_archive_does_no_harm(cifar, home, site, tmp_path):
     ):
         archive = tar_bytes(*members)
         cifar.offer(site.page("/a", archive), archive=archive)
-        with pytest.raises(DataError, match=rf"small.tar.gz cannot be used, since its {expected} .*{reason}"):
+        with pytest.raises(
+            DataError, match=rf"small.tar.gz cannot be used, since its {expected} .*{reason}"
+        ):
             fetch("cifar-10", home, progress=False)
         assert good.read_bytes() == cifar.files["batch_1.bin"]
         assert not (home / expected).exists()
@@ -545,7 +602,9 @@ SPOILT = [
 def test_an_archive_that_cannot_be_unpacked_changes_nothing(spoil, cifar, home, site):
     archive = spoil(cifar.archive)
     cifar.offer(site.page("/a", archive), archive=archive)
-    with pytest.raises(DataError, match=r"^small.tar.gz cannot be unpacked: .*; run the same command again$"):
+    with pytest.raises(
+        DataError, match=r"^small.tar.gz cannot be unpacked: .*; run the same command again$"
+    ):
         fetch("cifar-10", home, progress=False)
     assert only_whole_files(cifar, home)
 
@@ -555,14 +614,20 @@ def test_a_folder_that_cannot_be_written_is_said_so(cifar, home, site):
     (home / "file").write_text("mine")
     way_out = "make it writable, or choose another folder with --data$"
     for into in (home / "file", home / "file" / "below"):
-        with pytest.raises(DataError, match=f"^cifar-10 cannot be written to {into}: Not a directory; {way_out}"):
+        with pytest.raises(
+            DataError, match=f"^cifar-10 cannot be written to {into}: Not a directory; {way_out}"
+        ):
             fetch("cifar-10", into, progress=False)
     assert (home / "file").read_text() == "mine"
     cifar.write(home)
     make_a_folder_of_it(home / cifar.folder / "test.bin")
-    with pytest.raises(DataError, match=f"^cifar-10 cannot be written to {home}: Is a directory; {way_out}"):
+    with pytest.raises(
+        DataError, match=f"^cifar-10 cannot be written to {home}: Is a directory; {way_out}"
+    ):
         fetch("cifar-10", home, progress=False)
-    with pytest.raises(DataError, match=r"^cifar-10 cannot be written to /proc: No such file or directory; "):
+    with pytest.raises(
+        DataError, match=r"^cifar-10 cannot be written to /proc: No such file or directory; "
+    ):
         fetch("cifar-10", Path("/proc"), progress=False)
 
 
@@ -571,7 +636,10 @@ def test_too_little_space_is_found_before_the_download(cifar, home, site, monkey
     need = len(cifar.archive) + sum(map(len, cifar.files.values()))
     usage = shutil.disk_usage(home)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=need - 1))
-    with pytest.raises(DataError, match=r"MB are needed and .* MB are free in .*cifar-10-bin; free some space, or choose another"):
+    with pytest.raises(
+        DataError,
+        match=r"MB are needed and .* MB are free in .*cifar-10-bin; free some space, or choose another",
+    ):
         fetch("cifar-10", home, progress=False)
     assert site.asked == []
     assert only_whole_files(cifar, home)
@@ -590,7 +658,10 @@ def test_space_that_runs_out_while_unpacking_changes_nothing(cifar, home, site, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfileobj", full)
-    with pytest.raises(DataError, match=f"cifar-10 cannot be written to {home}: no space is left there; free some, or choose"):
+    with pytest.raises(
+        DataError,
+        match=f"cifar-10 cannot be written to {home}: no space is left there; free some, or choose",
+    ):
         fetch("cifar-10", home, progress=False)
     assert (home / cifar.folder / "test.bin").read_bytes() == b"old"
     assert (home / cifar.folder / "batch_1.bin").read_bytes() == cifar.files["batch_1.bin"]
@@ -617,7 +688,9 @@ except KeyboardInterrupt:
 
 
 def fetching_process(url, home, limit=0, progress=False):
-    code = FETCH.format(tests=str(Path(__file__).parent), url=url, home=str(home), limit=limit, progress=progress)
+    code = FETCH.format(
+        tests=str(Path(__file__).parent), url=url, home=str(home), limit=limit, progress=progress
+    )
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
@@ -711,7 +784,9 @@ def all_small(monkeypatch):
     return made
 
 
-def test_status_says_what_is_there_what_is_not_and_what_is_damaged(all_small, home, command, tmp_path):
+def test_status_says_what_is_there_what_is_not_and_what_is_damaged(
+    all_small, home, command, tmp_path
+):
     ten, hundred, _ = all_small
     ten.write(home)
     hundred.write(home)
@@ -723,7 +798,9 @@ def test_status_says_what_is_there_what_is_not_and_what_is_damaged(all_small, ho
         lines = {line.split()[0]: " ".join(line.split()) for line in done.stdout.splitlines()}
         assert lines["cifar-10"].startswith("cifar-10 13 ")
         assert lines["cifar-10"].endswith(" MB there")
-        assert lines["cifar-100"].endswith("damaged: batch_2.bin is truncated: 20 of 250 bytes; test.bin is missing")
+        assert lines["cifar-100"].endswith(
+            "damaged: batch_2.bin is truncated: 20 of 250 bytes; test.bin is missing"
+        )
         assert lines["mnist"].endswith(" MB not there")
         assert lines["folder:"] == f"folder: {home}"
     done = command("status", "--data", tmp_path / "[red]nowhere")
@@ -737,7 +814,10 @@ def test_get_fetches_what_is_named_and_says_where_it_is(all_small, home, site, c
     for one in (ten, hundred):
         one.offer(site.page(f"/{one.name}", one.archive))
     done = command("get", "cifar-100", "--data", tmp_path / "other")
-    assert (done.exit_code, done.stdout) == (0, f"cifar-100: fetched, {tmp_path}/other/cifar-100-bin\n")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        f"cifar-100: fetched, {tmp_path}/other/cifar-100-bin\n",
+    )
     done = command("get", "cifar-100", "cifar-10", "cifar-10", "--data", tmp_path / "other")
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
@@ -758,8 +838,12 @@ def test_get_all_fetches_the_others_when_one_fails_and_exits_with_1(all_small, h
     mnist.offer(site.url + "/")
     done = command("get", "all")
     assert done.exit_code == 1
-    assert done.stdout.splitlines() == [f"{name}: fetched, {home / SETS[name].folder}" for name in ("cifar-100", "mnist")]
-    assert done.stderr.startswith(f"steptuned: small.tar.gz could not be fetched ({site.url}/none: HTTP 404); check the network")
+    assert done.stdout.splitlines() == [
+        f"{name}: fetched, {home / SETS[name].folder}" for name in ("cifar-100", "mnist")
+    ]
+    assert done.stderr.startswith(
+        f"steptuned: small.tar.gz could not be fetched ({site.url}/none: HTTP 404); check the network"
+    )
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -767,7 +851,10 @@ def test_get_all_fetches_the_others_when_one_fails_and_exits_with_1(all_small, h
 def test_get_of_an_unknown_set_says_the_valid_names_and_fetches_nothing(names, home, command):
     done = command("get", *names)
     assert done.exit_code == 1
-    assert done.stderr == "steptuned: there is no data set 'imagenet'; valid: all, cifar-10, cifar-100, mnist\n"
+    assert (
+        done.stderr
+        == "steptuned: there is no data set 'imagenet'; valid: all, cifar-10, cifar-100, mnist\n"
+    )
     assert list(home.iterdir()) == []
 
 
@@ -778,7 +865,10 @@ def test_get_that_is_interrupted_says_so(cifar, home, command, monkeypatch):
     monkeypatch.setattr(commands, "fetch", interrupted)
     done = command("get", "cifar-10")
     assert done.exit_code == 130
-    assert done.stderr == "steptuned: stopped; complete files are kept, and the same command downloads the rest\n"
+    assert (
+        done.stderr
+        == "steptuned: stopped; complete files are kept, and the same command downloads the rest\n"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- the official data
@@ -787,7 +877,9 @@ def test_get_that_is_interrupted_says_so(cifar, home, command, monkeypatch):
 def test_the_catalogue_is_of_one_piece():
     for name, data in SETS.items():
         assert data.name == name
-        assert sorted(file for download in data.downloads for file in download.files) == sorted(file.name for file in data.files)
+        assert sorted(file for download in data.downloads for file in download.files) == sorted(
+            file.name for file in data.files
+        )
         for download in data.downloads:
             assert all(url.endswith("/" + download.file.name) for url in download.urls)
             assert download.is_archive == download.file.name.endswith(".tar.gz")
@@ -795,7 +887,9 @@ def test_the_catalogue_is_of_one_piece():
             assert re.fullmatch("[0-9a-f]{64}", file.sha256)
     for name, label_bytes in (("cifar-10", 1), ("cifar-100", 2)):
         data = SETS[name]
-        assert sum(file.size for file in data.train) == data.train_rows * (label_bytes + data.pixels)
+        assert sum(file.size for file in data.train) == data.train_rows * (
+            label_bytes + data.pixels
+        )
         assert sum(file.size for file in data.test) == data.test_rows * (label_bytes + data.pixels)
 
 
@@ -833,8 +927,21 @@ def test_official_images_are_the_right_way_up_and_their_colours_in_order():
     assert cifar[0, :, 0, 1].tolist() == [43, 46, 45]
     assert cifar[0, :, 31, 31].tolist() == [123, 92, 72]
     means = load("cifar-10").train.double().mean((0, 2, 3)) / 255
-    torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=5e-5, rtol=0)
+    torch.testing.assert_close(
+        means, torch.tensor([0.4914, 0.4822, 0.4465], dtype=torch.float64), atol=5e-5, rtol=0
+    )
     mnist = load("mnist").train
     assert mnist[0, 0, 5, 12:16].tolist() == [3, 18, 18, 18]
     assert mnist.double().mean() / 255 == pytest.approx(0.1307, abs=5e-5)
-    assert load("mnist").train_labels.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert load("mnist").train_labels.bincount().tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]

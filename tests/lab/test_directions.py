@@ -57,7 +57,11 @@ def test_reading_does_not_import_running(name):
 def test_what_both_sides_share_does_not_import_the_read_side(name):
     found = set(imported(path_of(name)))
     assert not {
-        module for module in found if module.startswith(("steptuned.lab.report", "steptuned.lab.claims", "steptuned.lab.results"))
+        module
+        for module in found
+        if module.startswith(
+            ("steptuned.lab.report", "steptuned.lab.claims", "steptuned.lab.results")
+        )
     }
 
 
@@ -67,7 +71,9 @@ def test_the_library_does_not_import_the_laboratory(path):
         assert not [module for module in imported(path) if module.startswith("steptuned.lab")]
 
 
-@pytest.mark.parametrize("path", [p for p in LIBRARY if "integrations" not in p.parts], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [p for p in LIBRARY if "integrations" not in p.parts], ids=lambda path: path.name
+)
 def test_the_library_needs_torch_only(path):
     known = {"torch", "steptuned"}
     standard = __import__("sys").stdlib_module_names

@@ -35,7 +35,9 @@ lr = [0.1, 1.0]
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evidence")
     (folder / "small.toml").write_text(EXPERIMENT)
-    ended = steptuned("run", folder / "small.toml", "--out", folder / "store", "--jobs", 1, "--device", "cpu")
+    ended = steptuned(
+        "run", folder / "small.toml", "--out", folder / "store", "--jobs", 1, "--device", "cpu"
+    )
     assert ended.returncode == 0, ended.stderr
     return folder / "store"
 
@@ -50,7 +52,9 @@ def files_of(store):
     return {path.parent.name: path.read_bytes() for path in store.glob("runs/*/*/log.jsonl")}
 
 
-def test_logs_of_reported_runs_are_restored_byte_for_byte_and_trials_keep_bp_and_loss(store, packed, tmp_path):
+def test_logs_of_reported_runs_are_restored_byte_for_byte_and_trials_keep_bp_and_loss(
+    store, packed, tmp_path
+):
     assert unpack(packed, tmp_path / "again") == len(files_of(store)) == 9
     before, after = files_of(store), files_of(tmp_path / "again")
     assert before.keys() == after.keys()
@@ -58,19 +62,30 @@ def test_logs_of_reported_runs_are_restored_byte_for_byte_and_trials_keep_bp_and
     assert len(full) == 4, "two methods, two seeds"
     assert all("bp=30" in name for name in full)
     for name in before.keys() - set(full):
-        wanted = [{key: json.loads(line)[key] for key in ("bp", "loss")} for line in before[name].splitlines()]
+        wanted = [
+            {key: json.loads(line)[key] for key in ("bp", "loss")}
+            for line in before[name].splitlines()
+        ]
         assert [json.loads(line) for line in after[name].splitlines()] == wanted
     for path in store.glob("runs/*/*/environment.json"):
-        assert json.loads((tmp_path / "again" / path.relative_to(store)).read_text()) == json.loads(path.read_text())
+        assert json.loads((tmp_path / "again" / path.relative_to(store)).read_text()) == json.loads(
+            path.read_text()
+        )
 
 
-def test_nothing_is_run_again_on_an_unpacked_store_and_the_numbers_are_the_same(store, packed, tmp_path):
+def test_nothing_is_run_again_on_an_unpacked_store_and_the_numbers_are_the_same(
+    store, packed, tmp_path
+):
     unpack(packed, tmp_path / "again")
-    logs = {path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("runs/*/*/log.jsonl")}
+    logs = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("runs/*/*/log.jsonl")
+    }
     toml = store.parent / "small.toml"
     ended = steptuned("run", toml, "--out", tmp_path / "again", "--jobs", 1, "--device", "cpu")
     assert ended.returncode == 0, ended.stderr
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("runs/*/*/log.jsonl")} == logs
+    assert {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("runs/*/*/log.jsonl")
+    } == logs
     finals = []
     for folder in (store, tmp_path / "again"):
         results = Results(Store(folder))
@@ -82,14 +97,22 @@ def test_packing_an_unpacked_store_gives_the_same_records(packed, tmp_path):
     unpack(packed, tmp_path / "again")
     manifest = pack(tmp_path / "again", tmp_path / "second")
     (name,) = manifest["files"]
-    tables = [pyarrow.parquet.read_table(folder / name).drop_columns(["result"]) for folder in (packed, tmp_path / "second")]
+    tables = [
+        pyarrow.parquet.read_table(folder / name).drop_columns(["result"])
+        for folder in (packed, tmp_path / "second")
+    ]
     assert str(tables[0].to_pylist()) == str(tables[1].to_pylist()), "as text, where nan is nan"
 
 
 def test_a_file_is_readable_with_two_lines_of_pandas(packed):
     table = pandas.read_parquet(packed / "small-paper.parquet")
     last = table[~table.thinned].groupby(["method", "seed"]).loss.last()
-    assert sorted(last.index) == [("sgd", 1), ("sgd", 2), ("step-tuned-sgd", 1), ("step-tuned-sgd", 2)]
+    assert sorted(last.index) == [
+        ("sgd", 1),
+        ("sgd", 2),
+        ("step-tuned-sgd", 1),
+        ("step-tuned-sgd", 2),
+    ]
     assert table["raw gamma median"].notna().any()
 
 
@@ -106,7 +129,9 @@ def test_damage_is_noticed_in_one_sentence(packed, tmp_path):
     sound = path.read_bytes()
     path.write_bytes(sound[:100] + bytes([sound[100] ^ 1]) + sound[101:])
     for read in (verify, lambda folder: unpack(folder, tmp_path / "again")):
-        with pytest.raises(EvidenceError, match=r"small-paper\.parquet is not the file that was packed"):
+        with pytest.raises(
+            EvidenceError, match=r"small-paper\.parquet is not the file that was packed"
+        ):
             read(packed)
     ended = steptuned("evidence", "verify", packed)
     assert ended.returncode == 1
@@ -147,14 +172,18 @@ def test_timings_are_packed_too(store, tmp_path):
     (tmp_path / "store" / "table-2" / "a-demo-cpu.json").write_text('{"problem": "a"}\n')
     pack(tmp_path / "store", tmp_path / "evidence")
     unpack(tmp_path / "evidence", tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "table-2" / "a-demo-cpu.json").read_text()) == {"problem": "a"}
+    assert json.loads((tmp_path / "again" / "table-2" / "a-demo-cpu.json").read_text()) == {
+        "problem": "a"
+    }
 
 
 def test_the_commands_pack_verify_and_unpack(store, tmp_path):
     ended = steptuned("evidence", "pack", store, "--to", tmp_path / "evidence")
     assert ended.returncode == 0, ended.stderr
     assert "9 runs, 5 of them thinned" in ended.stdout
-    assert "all as they were packed" in steptuned("evidence", "verify", tmp_path / "evidence").stdout
+    assert (
+        "all as they were packed" in steptuned("evidence", "verify", tmp_path / "evidence").stdout
+    )
     ended = steptuned("evidence", "unpack", tmp_path / "evidence", "--to", tmp_path / "again")
     assert "9 runs" in ended.stdout
 
@@ -185,4 +214,6 @@ def test_a_packed_folder_is_read_as_a_store_is(store, packed, tmp_path, monkeypa
     ended = steptuned("report", packed, "--to", tmp_path / "page")
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "page" / "index.html").exists()
-    assert [path.name for path in packed.iterdir() if path.is_dir()] == [], "nothing is written beside the evidence"
+    assert [path.name for path in packed.iterdir() if path.is_dir()] == [], (
+        "nothing is written beside the evidence"
+    )

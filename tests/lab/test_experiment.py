@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from steptuned.lab.driver import Driver
-from steptuned.lab.experiment import SCALES, ExperimentError, load, load_all, panels_of, paper_experiments
+from steptuned.lab.experiment import (
+    SCALES,
+    ExperimentError,
+    load,
+    load_all,
+    panels_of,
+    paper_experiments,
+)
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.report import tables
 from steptuned.lab.report.figures import FIGURES, label_of
@@ -61,7 +68,11 @@ class Invented:
 
     def records(self, spec):
         value = self.loss(spec)
-        return [] if value is None else [{"bp": 0, "loss": 1.0}, {"bp": round(100 * value), "loss": value}]
+        return (
+            []
+            if value is None
+            else [{"bp": 0, "loss": 1.0}, {"bp": round(100 * value), "loss": value}]
+        )
 
 
 def play(experiment, reader):
@@ -76,7 +87,9 @@ def play(experiment, reader):
 
 def test_a_file_expands_to_its_grid_and_then_the_winners_with_all_seeds(file):
     experiment = load(file(GOOD), "paper")
-    seen, outcome = play(experiment, Invented(lambda s: abs(s.hyper["lr"] - 2.2) + s.hyper.get("bounds", [0])[0]))
+    seen, outcome = play(
+        experiment, Invented(lambda s: abs(s.hyper["lr"] - 2.2) + s.hyper.get("bounds", [0])[0])
+    )
     assert [len(specs) for specs in seen.values()] == [2 + 6, 2 * 2]
     assert {spec.budget for spec in seen["grid"]} == {50}
     assert {spec.seed for spec in seen["grid"]} == {0}
@@ -98,7 +111,9 @@ def test_a_scale_changes_what_it_names_and_nothing_else(file):
 
 def test_runs_that_diverged_or_failed_do_not_win(file):
     experiment = load(file(GOOD), "paper")
-    _, outcome = play(experiment, Invented(lambda s: None if s.hyper["lr"] in (1.0, 2.0) else s.hyper["lr"]))
+    _, outcome = play(
+        experiment, Invented(lambda s: None if s.hyper["lr"] in (1.0, 2.0) else s.hyper["lr"])
+    )
     assert [group.winner.hyper["lr"] for group in outcome.groups] == [10.0, 3.0]
     _, outcome = play(experiment, Invented(lambda s: None))
     assert [group.winner for group in outcome.groups] == [None, None]
@@ -112,19 +127,28 @@ def test_a_winner_on_the_edge_of_its_grid_is_noticed(file):
 
 
 def test_soonest_is_the_first_to_come_near_the_best_of_all(file):
-    text = GOOD.replace("[selection]", '[selection]\nrule = "soonest"\nwithin = 0.1\nstar_after = { iterations = 1000 }')
+    text = GOOD.replace(
+        "[selection]",
+        '[selection]\nrule = "soonest"\nwithin = 0.1\nstar_after = { iterations = 1000 }',
+    )
     experiment = load(file(text), "paper")
 
     class Racing(Invented):
         def records(self, spec):
             if spec.budget == 1000:
                 return [{"bp": 1000, "loss": 0.2}]
-            return [{"bp": 0, "loss": 1.0}, {"bp": round(100 / spec.hyper["lr"]), "loss": 0.25}, {"bp": 500, "loss": 0.24}]
+            return [
+                {"bp": 0, "loss": 1.0},
+                {"bp": round(100 / spec.hyper["lr"]), "loss": 0.25},
+                {"bp": 500, "loss": 0.24},
+            ]
 
     seen, outcome = play(experiment, Racing(lambda s: 0.3 + s.hyper["lr"]))
     assert list(seen) == ["grid", "J*", "winners"]
     assert {spec.budget for spec in seen["J*"]} == {1000}
-    assert outcome.star == {(0, 0): 0.2, (0, 1): 0.2, (0, 2): 0.2}, "seed 0 chooses, 1 and 2 are reported"
+    assert outcome.star == {(0, 0): 0.2, (0, 1): 0.2, (0, 2): 0.2}, (
+        "seed 0 chooses, 1 and 2 are reported"
+    )
     assert [group.winner.hyper["lr"] for group in outcome.groups] == [10.0, 3.0]
     scores = [group.winner.score for group in outcome.groups]
     assert scores == [Score(10, "back-propagations"), Score(33, "back-propagations")]
@@ -142,50 +166,97 @@ def test_scores_keep_their_unit_where_no_trial_comes_near_the_best_of_all(file):
             end = 0.2 if spec.method == "sgd" else 0.5
             return [{"bp": 0, "loss": 1.0}, {"bp": round(100 / spec.hyper["lr"]), "loss": end}]
 
-    _, outcome = play(experiment, Racing(lambda s: None if s.hyper["lr"] == 3.0 else 0.3 + s.hyper["lr"]))
+    _, outcome = play(
+        experiment, Racing(lambda s: None if s.hyper["lr"] == 3.0 else 0.3 + s.hyper["lr"])
+    )
     near, far = outcome.groups
-    assert [trial.score for trial in near.trials] == [Score(100, "back-propagations"), Score(10, "back-propagations")]
+    assert [trial.score for trial in near.trials] == [
+        Score(100, "back-propagations"),
+        Score(10, "back-propagations"),
+    ]
     assert {trial.score for trial in far.trials} == {Score(1.3, "loss"), Score(2.3, "loss"), None}
-    assert (near.winner.score, far.winner.score) == (Score(10, "back-propagations"), Score(1.3, "loss"))
-    assert [str(group.winner.score) for group in outcome.groups] == ["10 back-propagations", "loss 1.3"]
+    assert (near.winner.score, far.winner.score) == (
+        Score(10, "back-propagations"),
+        Score(1.3, "loss"),
+    )
+    assert [str(group.winner.score) for group in outcome.groups] == [
+        "10 back-propagations",
+        "loss 1.3",
+    ]
     with pytest.raises(TypeError, match="scores in back-propagations and loss cannot be compared"):
         sorted([far.winner.score, near.winner.score])
     with pytest.raises(AttributeError, match="cannot assign"):
         near.winner.score.unit = "loss"
     grids = [row[1] for row in tables.summary(outcome, Racing(lambda s: None))[0].rows]
-    assert grids == ["2 tried", "6 tried, 2 without score, none near J*, best by loss 1.3, winner on the EDGE: lr"]
+    assert grids == [
+        "2 tried",
+        "6 tried, 2 without score, none near J*, best by loss 1.3, winner on the EDGE: lr",
+    ]
 
 
 def test_instances_are_tuned_each_or_on_the_first(file):
     for tune, grid in (("first", 8), ("each", 24)):
         experiment = load(file(f'instances = 3\ntune = "{tune}"\n' + GOOD), "paper")
-        seen, outcome = play(experiment, Invented(lambda s: s.hyper["lr"] if s.options["instance"] == 0 else -s.hyper["lr"]))
+        seen, outcome = play(
+            experiment,
+            Invented(lambda s: s.hyper["lr"] if s.options["instance"] == 0 else -s.hyper["lr"]),
+        )
         assert len(seen["grid"]) == grid
         assert len(seen["winners"]) == 2 * 3 * 2
-        chosen = {group.instance: group.winner.hyper["lr"] for group in outcome.groups if group.entry.name == "sgd"}
-        assert chosen == ({0: 1.0, 1: 1.0, 2: 1.0} if tune == "first" else {0: 1.0, 1: 10.0, 2: 10.0})
+        chosen = {
+            group.instance: group.winner.hyper["lr"]
+            for group in outcome.groups
+            if group.entry.name == "sgd"
+        }
+        assert chosen == (
+            {0: 1.0, 1: 1.0, 2: 1.0} if tune == "first" else {0: 1.0, 1: 10.0, 2: 10.0}
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (('problem = "regression"', 'problem = "regresion"'), "problem = 'regresion' is not one of autoencoder, digits"),
-        (("[methods.sgd]", "[methods.sdg]"), "methods.sdg = 'sdg' is not one of adam, adamw, armijo"),
+        (
+            ('problem = "regression"', 'problem = "regresion"'),
+            "problem = 'regresion' is not one of autoencoder, digits",
+        ),
+        (
+            ("[methods.sgd]", "[methods.sdg]"),
+            "methods.sdg = 'sdg' is not one of adam, adamw, armijo",
+        ),
         (
             ("lr = [1.0, 10.0]", "learning_rate = 1"),
             "methods.sgd.learning_rate = 'learning_rate' is not one of decay, delta, lr, uses",
         ),
         (("lr = [1.0, 10.0]", "lr = []"), "methods.sgd.lr = []: give at least one value"),
-        (("lr = [1.0, 10.0]", 'decay = "weekly"'), "methods.sgd.decay = 'weekly' is not one of epoch, iteration, none"),
+        (
+            ("lr = [1.0, 10.0]", 'decay = "weekly"'),
+            "methods.sgd.decay = 'weekly' is not one of epoch, iteration, none",
+        ),
         (("[0.1, 10.0]]", "[0.1]]"), "methods.mine.bounds = [0.1]: not of the kind of [0.5, 2.0]"),
         (("lr = [1.0, 10.0]", 'lr = ["fast"]'), "methods.sgd.lr = 'fast': not of the kind of 0.1"),
         (("seeds = 2", "seeds = 0"), "seeds = 0: Input should be greater than or equal to 1"),
-        (("seeds = 2", "sedes = 2"), "sedes = 2: Extra inputs are not permitted; valid: budget, figure"),
-        (("after = {", 'rule = "best"\nafter = {'), "selection.rule = 'best': Input should be 'smallest loss' or 'soonest'"),
-        (("[scales.demo]", "[scales.tiny]"), "scales.tiny = 'tiny' is not one of demo, paper, short, small"),
-        (("seeds = 2", "options = { colums = 3 }"), "options.colums = 'colums' is not one of batch, columns, instance, rows"),
+        (
+            ("seeds = 2", "sedes = 2"),
+            "sedes = 2: Extra inputs are not permitted; valid: budget, figure",
+        ),
+        (
+            ("after = {", 'rule = "best"\nafter = {'),
+            "selection.rule = 'best': Input should be 'smallest loss' or 'soonest'",
+        ),
+        (
+            ("[scales.demo]", "[scales.tiny]"),
+            "scales.tiny = 'tiny' is not one of demo, paper, short, small",
+        ),
+        (
+            ("seeds = 2", "options = { colums = 3 }"),
+            "options.colums = 'colums' is not one of batch, columns, instance, rows",
+        ),
         (('title = "a test"', "title ="), "is not TOML"),
-        (('method = "step-tuned-sgd"', 'method = "lion"'), "methods.mine.method = 'lion' is not one of adam"),
+        (
+            ('method = "step-tuned-sgd"', 'method = "lion"'),
+            "methods.mine.method = 'lion' is not one of adam",
+        ),
     ],
 )
 def test_a_mistake_gives_one_sentence_with_file_key_value_and_choices(file, change, sentence):
@@ -215,21 +286,30 @@ def test_every_experiment_of_the_package_is_valid_at_every_scale(name, scale):
 def test_figures_2_and_3_have_the_sizes_of_the_paper():
     two, three = (load(paper_experiments()[name], "paper") for name in ("figure-2", "figure-3"))
     assert two.budget.iterations == 250
-    assert (two.selection.rule, two.selection.within, two.selection.star_after.iterations) == ("soonest", 0.1, 100_000)
+    assert (two.selection.rule, two.selection.within, two.selection.star_after.iterations) == (
+        "soonest",
+        0.1,
+        100_000,
+    )
     assert (three.budget.epochs, three.selection.after.epochs, three.seeds) == (250, 50, 5)
     spec = three.spec(three.entries[0], three.entries[0].grid()[0], 0, 0, three.budget)
     assert spec.budget == 2500
     assert spec.options == {"rows": 500, "columns": 30, "batch": 50, "instance": 0}
 
 
-@pytest.mark.parametrize(("name", "letters"), [("figure-4", "abcd"), ("figure-5", "abcd"), ("figure-6", "ef")])
+@pytest.mark.parametrize(
+    ("name", "letters"), [("figure-4", "abcd"), ("figure-5", "abcd"), ("figure-6", "ef")]
+)
 def test_the_figures_of_deep_learning_are_the_papers(name, letters):
     path = paper_experiments()[name]
     assert panels_of(path) == list(letters)
     epochs = {"a": 500, "b": 500, "c": 300, "d": 500, "e": 300, "f": 300}
     for letter, experiment in zip(letters, load_all(path, "paper"), strict=True):
         assert experiment.name == name + letter
-        assert (experiment.budget.epochs, experiment.selection.after.epochs) == (epochs[letter], epochs[letter] // 10)
+        assert (experiment.budget.epochs, experiment.selection.after.epochs) == (
+            epochs[letter],
+            epochs[letter] // 10,
+        )
         assert (experiment.seeds, experiment.selection.rule) == (3, "smallest loss")
         grids = {entry.name: entry.axes for entry in experiment.entries}
         assert list(grids) == ["sgd", "rmsprop", "adam", "step-tuned-sgd"]
@@ -239,7 +319,9 @@ def test_the_figures_of_deep_learning_are_the_papers(name, letters):
         assert grids["sgd"]["decay"] == grids["step-tuned-sgd"]["decay"] == ["epoch"]
         uses = [grids[other]["uses"] for other in ("sgd", "rmsprop", "adam")]
         assert uses == [[2 if name == "figure-5" else 1]] * 3
-        spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget)
+        spec = experiment.spec(
+            experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget
+        )
         per_epoch = 469 if letter == "d" else 391
         assert (spec.budget, spec.log_every) == (epochs[letter] * per_epoch, per_epoch)
         assert (spec.options["rows"], spec.options["augmentation"]) == (0, "none")
@@ -268,12 +350,17 @@ def test_the_scales_between_demo_and_paper_keep_the_grids_and_shorten_one_thing(
         assert experiment.seeds == SEEDS.get(experiment.name, 3)
         options = experiment.problem_options.as_dict()
         epochs = SHORT_EPOCHS[letter] * (1 if scale == "short" else 10)
-        assert (experiment.budget.epochs, experiment.selection.after.epochs) == (epochs, epochs // 10)
+        assert (experiment.budget.epochs, experiment.selection.after.epochs) == (
+            epochs,
+            epochs // 10,
+        )
         assert options["rows"] == (0 if scale == "short" else SMALL_ROWS[letter])
         assert options.get("size", 32) == (16 if letter in "abc" else 32)
         assert options["eval_rows"] % 128 == 0
         assert 0 < options["eval_rows"] <= experiment.problem_options.training_rows
-        spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget)
+        spec = experiment.spec(
+            experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget
+        )
         steps = records_of(spec)
         assert 100 <= len(steps) <= 130
         assert steps[-1] == spec.budget
@@ -288,7 +375,9 @@ def test_the_scales_between_demo_and_paper_keep_the_grids_and_shorten_one_thing(
 @pytest.mark.parametrize("name", ["figure-4", "figure-5", "activations"])
 def test_the_demo_has_small_images_too(name):
     for experiment in load_all(paper_experiments()[name], "demo"):
-        assert experiment.options.get("size") == (None if experiment.problem == "autoencoder" else 16)
+        assert experiment.options.get("size") == (
+            None if experiment.problem == "autoencoder" else 16
+        )
         assert experiment.seeds == 1
 
 
@@ -305,9 +394,15 @@ def test_text_at_scale_short_is_text_at_scale_small():
 
 
 def test_step_tuned_sgd_has_the_same_runs_in_figures_4_and_5():
-    four, five = (load(paper_experiments()[name], "paper", "a") for name in ("figure-4", "figure-5"))
-    entries = [next(e for e in figure.entries if e.name == "step-tuned-sgd") for figure in (four, five)]
-    specs = [f.spec(e, e.grid()[0], 0, 0, f.budget) for f, e in zip((four, five), entries, strict=True)]
+    four, five = (
+        load(paper_experiments()[name], "paper", "a") for name in ("figure-4", "figure-5")
+    )
+    entries = [
+        next(e for e in figure.entries if e.name == "step-tuned-sgd") for figure in (four, five)
+    ]
+    specs = [
+        f.spec(e, e.grid()[0], 0, 0, f.budget) for f, e in zip((four, five), entries, strict=True)
+    ]
     assert specs[0].identity == specs[1].identity
 
 
@@ -336,13 +431,23 @@ def test_a_panel_says_more_than_its_file_a_scale_more_than_both_and_table_1_the_
     assert (x.name, y.name) == ("minex", "miney")
     assert (x.title, y.title) == ("CIFAR-10, LeNet without BatchNorm", "mine")
     assert (x.budget.epochs, y.budget.epochs) == (300, 7)
-    assert x.options == {"data": "cifar-10", "network": "lenet", "activation": "elu", "layout": "channels_last", "batch": 64}
+    assert x.options == {
+        "data": "cifar-10",
+        "network": "lenet",
+        "activation": "elu",
+        "layout": "channels_last",
+        "batch": 64,
+    }
     assert (x.seeds, y.seeds) == (4, 4)
     x, y = load_all(file(PANELS), "demo")
     assert (x.seeds, y.seeds) == (1, 2)
     assert (x.budget.epochs, y.budget.epochs) == (300, 3)
     _, y = load_all(
-        file(PANELS.replace("[scales.demo]", "[scales.demo]\nbudget = { epochs = 5 }").replace("budget = { epochs = 3 }", "")),
+        file(
+            PANELS.replace("[scales.demo]", "[scales.demo]\nbudget = { epochs = 5 }").replace(
+                "budget = { epochs = 3 }", ""
+            )
+        ),
         "demo",
     )
     assert y.budget.epochs == 5, "the scale, not the panel's own 7"
@@ -353,12 +458,21 @@ def test_a_panel_says_more_than_its_file_a_scale_more_than_both_and_table_1_the_
     [
         (('setting = "e"', 'setting = "z"'), "setting = 'z' is not one of a, b, c, d, e, f"),
         (("batch = 64", "bach = 64"), "options.bach = 'bach' is not one of"),
-        (("batch = 64", 'layout = "sideways"'), "options.layout = 'sideways' is not one of channels_last, contiguous"),
+        (
+            ("batch = 64", 'layout = "sideways"'),
+            "options.layout = 'sideways' is not one of channels_last, contiguous",
+        ),
         (("batch = 64", 'batch = "64"'), "options.batch = '64': not of the kind of 128"),
         (("batch = 64", "batch = true"), "options.batch = True: not of the kind of 128"),
-        (("batch = 64", "size = 16"), "options.size = 16: network lenet takes images of 32x32 pixels only"),
+        (
+            ("batch = 64", "size = 16"),
+            "options.size = 16: network lenet takes images of 32x32 pixels only",
+        ),
         (("batch = 64", "size = 24"), "options.size = 24 is not one of 16, 32"),
-        (("batch = 64", 'data = "imagenet"'), "options.data = 'imagenet' is not one of cifar-10, cifar-100, mnist"),
+        (
+            ("batch = 64", 'data = "imagenet"'),
+            "options.data = 'imagenet' is not one of cifar-10, cifar-100, mnist",
+        ),
         (("lr = 0.1", "uses = 2.5"), "methods.sgd.uses = 2.5: not of the kind of 1"),
         (("lr = 0.1", "uses = 0"), "methods.sgd.uses = 0: must be at least 1"),
         (("batch = 64", "batch = 0"), "options.batch = 0: must be at least 1"),
@@ -394,7 +508,11 @@ class WithGamma(Invented):
 
     def records(self, spec):
         gammas = (9.0, 0.5, 0.6 + spec.seed / 100, 2.0)
-        return [{"bp": i, "loss": 0.5, "gamma": gamma} for i, gamma in enumerate(gammas)] if self.loss(spec) else []
+        return (
+            [{"bp": i, "loss": 0.5, "gamma": gamma} for i, gamma in enumerate(gammas)]
+            if self.loss(spec)
+            else []
+        )
 
 
 def test_an_entry_that_follows_another_gets_its_lr_from_the_winners_runs(file):
@@ -402,9 +520,13 @@ def test_an_entry_that_follows_another_gets_its_lr_from_the_winners_runs(file):
     seen, outcome = play(experiment, WithGamma(lambda s: 1 + abs(s.hyper["lr"] - 2.2)))
     assert list(seen) == ["grid", "winners", "controls"]
     assert len(seen["grid"]) == 2 + 6, "no trials of its own"
-    assert {spec.hyper["lr"] for spec in seen["controls"]} == {1.23}, "2 x 0.615, the median of .5 .61 2 .5 .62 2"
+    assert {spec.hyper["lr"] for spec in seen["controls"]} == {1.23}, (
+        "2 x 0.615, the median of .5 .61 2 .5 .62 2"
+    )
     assert {spec.seed for spec in seen["controls"]} == {spec.seed for spec in seen["winners"]}
-    assert {(spec.method, spec.hyper["uses"], spec.budget) for spec in seen["controls"]} == {("sgd", 2, 200)}
+    assert {(spec.method, spec.hyper["uses"], spec.budget) for spec in seen["controls"]} == {
+        ("sgd", 2, 200)
+    }
     group = next(group for group in outcome.groups if group.entry.name == "twice")
     assert list(group.specs.values()) == seen["controls"]
     assert label_of(group) == "Twice (lr 1.23)"
@@ -438,10 +560,16 @@ def test_every_instance_follows_its_own_winner(file):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (('follows = "mine"', 'follows = "sgd"'), "methods.twice.follows = 'sgd' is not one of mine"),
+        (
+            ('follows = "mine"', 'follows = "sgd"'),
+            "methods.twice.follows = 'sgd' is not one of mine",
+        ),
         (('follows = "mine"', 'follows = "me"'), "methods.twice.follows = 'me' is not one of mine"),
         (("uses = 2", "lr = 0.1"), "methods.twice.lr = 0.1: its lr follows mine, so give none"),
-        (("uses = 2", "uses = [1, 2]"), "methods.twice.uses = [1, 2]: an entry that follows another has no grid"),
+        (
+            ("uses = 2", "uses = [1, 2]"),
+            "methods.twice.uses = [1, 2]: an entry that follows another has no grid",
+        ),
     ],
 )
 def test_a_mistake_in_what_an_entry_follows_is_one_sentence(file, change, sentence):
@@ -452,7 +580,9 @@ def test_a_mistake_in_what_an_entry_follows_is_one_sentence(file, change, senten
 
 
 def test_a_control_is_run_at_the_median_gamma_of_real_runs(file, tmp_path):
-    text = FOLLOWING.replace("lr = [1.0, 2.0, 3.0]\nbounds = [[0.5, 2.0], [0.1, 10.0]]", "lr = [1.0, 3.0]")
+    text = FOLLOWING.replace(
+        "lr = [1.0, 2.0, 3.0]\nbounds = [[0.5, 2.0], [0.1, 10.0]]", "lr = [1.0, 3.0]"
+    )
     experiment = load(file(text), "demo").model_copy(update={"seeds": 2})
     results = Results(Store(tmp_path / "store"))
     plan = stages(experiment, results)
@@ -464,24 +594,42 @@ def test_a_control_is_run_at_the_median_gamma_of_real_runs(file, tmp_path):
             assert {execute(run, {}) for run in made[name]} == {"finished"}
     except StopIteration as end:
         outcome = end.value
-    tuned, twice = (next(g for g in outcome.groups if g.entry.name == name) for name in ("mine", "twice"))
-    gammas = [r.get("gamma median", r.get("gamma")) for s in tuned.specs.values() for r in results.records(s)[1:]]
-    assert twice.winner.hyper["lr"] == pytest.approx(tuned.winner.hyper["lr"] * statistics.median(gammas), rel=5e-3)
+    tuned, twice = (
+        next(g for g in outcome.groups if g.entry.name == name) for name in ("mine", "twice")
+    )
+    gammas = [
+        r.get("gamma median", r.get("gamma"))
+        for s in tuned.specs.values()
+        for r in results.records(s)[1:]
+    ]
+    assert twice.winner.hyper["lr"] == pytest.approx(
+        tuned.winner.hyper["lr"] * statistics.median(gammas), rel=5e-3
+    )
     assert [results.final(spec)["bp"] for spec in twice.specs.values()] == [100, 100]
     assert len(made["controls"]) == 2
 
 
 @pytest.mark.parametrize("scale", ["short", "small", "demo"])
-@pytest.mark.parametrize(("controls", "figure", "panel"), [("controls-f", "figure-6", "f"), ("controls-a", "figure-4", "a")])
+@pytest.mark.parametrize(
+    ("controls", "figure", "panel"),
+    [("controls-f", "figure-6", "f"), ("controls-a", "figure-4", "a")],
+)
 def test_controls_share_the_runs_of_the_figure_that_they_are_for(controls, figure, panel, scale):
-    mine, theirs = load(paper_experiments()[controls], scale), load(paper_experiments()[figure], scale, panel)
+    mine, theirs = (
+        load(paper_experiments()[controls], scale),
+        load(paper_experiments()[figure], scale, panel),
+    )
     assert mine.seeds == theirs.seeds
     for name in ("sgd", "step-tuned-sgd"):
         specs = []
         for experiment in (mine, theirs):
             entry = next(entry for entry in experiment.entries if entry.name == name)
             specs.append(
-                [experiment.spec(entry, h, 1, 0, b) for h in entry.grid() for b in (experiment.budget, experiment.selection.after)]
+                [
+                    experiment.spec(entry, h, 1, 0, b)
+                    for h in entry.grid()
+                    for b in (experiment.budget, experiment.selection.after)
+                ]
             )
         assert [spec.identity for spec in specs[0]] == [spec.identity for spec in specs[1]]
 
@@ -490,7 +638,15 @@ def test_controls_share_the_runs_of_the_figure_that_they_are_for(controls, figur
 def test_controls_are_three_constants_a_finer_grid_and_each_mini_batch_twice(name):
     experiment = load(paper_experiments()[name], "short")
     entries = {entry.name: entry for entry in experiment.entries}
-    assert list(entries) == ["sgd", "step-tuned-sgd", "constant-05", "constant-1", "constant-2", "finer", "twice"]
+    assert list(entries) == [
+        "sgd",
+        "step-tuned-sgd",
+        "constant-05",
+        "constant-1",
+        "constant-2",
+        "finer",
+        "twice",
+    ]
     for constant, gamma in (("constant-05", 0.5), ("constant-1", 1.0), ("constant-2", 2.0)):
         axes = entries[constant].axes
         assert (axes["bounds"], axes["nu"]) == ([[gamma, gamma]], [gamma])
@@ -513,7 +669,14 @@ def test_calibration_has_the_settings_of_the_number_from_outside():
     (entry,) = experiment.entries
     assert (entry.method, entry.grid()) == ("adam", [{"lr": 1e-3, "beta1": 0.9, "uses": 1}])
     options = experiment.problem_options.as_dict()
-    wanted = {"network": "resnet-20", "size": 32, "batch": 128, "augmentation": "standard", "weight_decay": 0, "rows": 0}
+    wanted = {
+        "network": "resnet-20",
+        "size": 32,
+        "batch": 128,
+        "augmentation": "standard",
+        "weight_decay": 0,
+        "rows": 0,
+    }
     assert wanted.items() <= options.items()
     assert options["test_rows"] == 0
     assert (experiment.budget.epochs, experiment.seeds) == (50, 3)

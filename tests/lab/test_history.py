@@ -43,14 +43,22 @@ def expected(values, m=BOUNDS[0], M=BOUNDS[1]):
     quartiles = {
         f"{name} {word}": value
         for name, column in (("gamma", gamma), ("raw gamma", raw))
-        for word, value in zip(("low", "median", "high"), np.quantile(column, (0.25, 0.5, 0.75)), strict=True)
+        for word, value in zip(
+            ("low", "median", "high"), np.quantile(column, (0.25, 0.5, 0.75)), strict=True
+        )
     }
     shares = {
         "negative curvature": np.mean(curvature <= 0),
         "at lower": np.mean(raw <= m),
         "at upper": np.mean(raw >= M),
     }
-    return {**quartiles, **shares, "effective lr": step[-1], "gamma": gamma[-1], "curvature": curvature[-1]}
+    return {
+        **quartiles,
+        **shares,
+        "effective lr": step[-1],
+        "gamma": gamma[-1],
+        "curvature": curvature[-1],
+    }
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -58,8 +66,12 @@ def test_each_diagnostic_of_a_record_is_that_of_the_twin(resumed):
     driver = driver_of("step-tuned-sgd")
     other = regression()
     start = other.theta.detach().numpy().copy()
-    twin = reference.step_tuned_sgd(start, gradient_of(other, 90), alpha=0.3, nu=NU, m=BOUNDS[0], M=BOUNDS[1])
-    values = [(step, raw, curvature, gamma) for _, _, gamma, step, raw, curvature in islice(twin, 90)]
+    twin = reference.step_tuned_sgd(
+        start, gradient_of(other, 90), alpha=0.3, nu=NU, m=BOUNDS[0], M=BOUNDS[1]
+    )
+    values = [
+        (step, raw, curvature, gamma) for _, _, gamma, step, raw, curvature in islice(twin, 90)
+    ]
     assert driver.diagnostics().keys() == {"gamma", "curvature"}, "nothing was measured yet"
     for begin, end in ((0, 1), (1, 40), (40, 90)):
         for i in range(2 * begin, 2 * end):
@@ -81,7 +93,9 @@ def test_the_gradient_variation_methods_have_the_same_diagnostics():
     driver = driver_of("stochastic-gv")
     other = regression()
     options = {"alpha": 0.3, "nu": NU, "m": BOUNDS[0], "M": BOUNDS[1], "delta": 0.001}
-    twin = reference.stochastic_gv(other.theta.detach().numpy().copy(), gradient_of(other, 50), **options)
+    twin = reference.stochastic_gv(
+        other.theta.detach().numpy().copy(), gradient_of(other, 50), **options
+    )
     values = [(step, raw, curvature, gamma) for _, gamma, step, raw, curvature in islice(twin, 50)]
     driver.advance()
     first = driver.diagnostics()

@@ -27,7 +27,11 @@ PACKAGED = {
 BY_HAND = {
     ("images", "step-tuned-sgd", ()): "881cc7102929f23c",
     ("images", "sgd", (("network", "lenet-batchnorm"), ("activation", "elu"))): "71f44a87f759c2ec",
-    ("images", "adam", (("rows", 5_000), ("test_rows", 1_000), ("layout", "channels_last"))): "e24f4a874ed241b2",
+    (
+        "images",
+        "adam",
+        (("rows", 5_000), ("test_rows", 1_000), ("layout", "channels_last")),
+    ): "e24f4a874ed241b2",
     ("autoencoder", "sgd", ()): "4cce909f0aca0e90",
     ("autoencoder", "step-tuned-sgd", (("rows", 4_000), ("test_rows", 500))): "0ad5c12bf70de007",
 }
@@ -38,7 +42,9 @@ def test_a_run_of_a_packaged_experiment_keeps_its_identity(key):
     name, panel, scale, entry_name = key
     experiment = load(paper_experiments()[name], scale, panel)
     entry = next(entry for entry in experiment.entries if entry.name == entry_name)
-    assert experiment.spec(entry, entry.grid()[0], 1, 0, experiment.budget).identity == PACKAGED[key]
+    assert (
+        experiment.spec(entry, entry.grid()[0], 1, 0, experiment.budget).identity == PACKAGED[key]
+    )
 
 
 @pytest.mark.parametrize("key", BY_HAND, ids=str)
@@ -48,10 +54,13 @@ def test_a_run_with_options_by_hand_keeps_its_identity(key):
 
 
 @pytest.mark.parametrize(
-    ("problem", "option"), [("images", {"size": 16}), ("images", {"eval_rows": 128}), ("autoencoder", {"eval_rows": 128})]
+    ("problem", "option"),
+    [("images", {"size": 16}), ("images", {"eval_rows": 128}), ("autoencoder", {"eval_rows": 128})],
 )
 def test_a_later_option_is_part_of_the_identity_where_it_is_not_at_its_default(problem, option):
-    assert make_spec(problem=problem, options=option).identity != make_spec(problem=problem).identity
+    assert (
+        make_spec(problem=problem, options=option).identity != make_spec(problem=problem).identity
+    )
 
 
 def test_the_defaults_left_out_of_the_identity_are_those_of_the_problems():

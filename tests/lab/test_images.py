@@ -42,12 +42,19 @@ def test_a_mini_batch_is_those_images_standardised_by_the_training_set(small, la
     rows = torch.tensor([5, 0, 299, 5])
     x, y = problem.inputs(rows)
     train = images.train.double() / 255
-    mean, deviation = train.mean((0, 2, 3), keepdim=True), train.std((0, 2, 3), keepdim=True, correction=0)
+    mean, deviation = (
+        train.mean((0, 2, 3), keepdim=True),
+        train.std((0, 2, 3), keepdim=True, correction=0),
+    )
     torch.testing.assert_close(x.double(), (train[rows] - mean) / deviation, rtol=0, atol=1e-5)
     assert torch.equal(y, images.train_labels[rows])
-    assert x.is_contiguous(memory_format=torch.channels_last if layout == "channels_last" else torch.contiguous_format)
+    assert x.is_contiguous(
+        memory_format=torch.channels_last if layout == "channels_last" else torch.contiguous_format
+    )
     test_x, _ = problem.test.rows(torch.arange(4))
-    torch.testing.assert_close(test_x.double(), (images.test[:4].double() / 255 - mean) / deviation, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        test_x.double(), (images.test[:4].double() / 255 - mean) / deviation, rtol=0, atol=1e-5
+    )
 
 
 def test_without_normalisation_pixels_are_from_0_to_1(small):
@@ -56,13 +63,19 @@ def test_without_normalisation_pixels_are_from_0_to_1(small):
 
 
 def test_mean_and_deviation_are_exact_and_a_constant_channel_does_no_harm():
-    images = torch.randint(0, 256, (50, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (50, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     images[:, 2] = 7
     mean, deviation = mean_and_deviation(images)
     values = images.double() / 255
     torch.testing.assert_close(mean.double(), values.mean((0, 2, 3)), rtol=1e-6, atol=0)
-    torch.testing.assert_close(deviation[:2].double(), values.std((0, 2, 3), correction=0)[:2], rtol=1e-6, atol=0)
-    x, _ = Batches(images, torch.zeros(50, dtype=torch.int64), CPU, False, images).rows(torch.arange(50))
+    torch.testing.assert_close(
+        deviation[:2].double(), values.std((0, 2, 3), correction=0)[:2], rtol=1e-6, atol=0
+    )
+    x, _ = Batches(images, torch.zeros(50, dtype=torch.int64), CPU, False, images).rows(
+        torch.arange(50)
+    )
     assert torch.isfinite(x).all()
 
 
@@ -80,7 +93,9 @@ def test_augmentation_pads_by_four_crops_and_flips(channels_last):
         expected = expected[:, :, ::-1] if flip[i] else expected
         np.testing.assert_allclose(x[i], expected / 255, rtol=1e-6)
         assert y[i] == rows[i]
-    assert x.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    assert x.is_contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )
 
 
 def test_augmentation_is_drawn_once_a_mini_batch_and_shared_by_both_passes(small):
@@ -96,7 +111,9 @@ def test_augmentation_is_drawn_once_a_mini_batch_and_shared_by_both_passes(small
     plain, augmented = make(), make(augmentation="standard")
     rows = [plain.draw() for _ in range(3)]
     drawn = [augmented.draw() for _ in range(3)]
-    assert all(torch.equal(a, b[:, 0]) for a, b in zip(rows, drawn, strict=True)), "the same images as without"
+    assert all(torch.equal(a, b[:, 0]) for a, b in zip(rows, drawn, strict=True)), (
+        "the same images as without"
+    )
     shifts = torch.cat(drawn)[:, 1:]
     assert shifts.min() == 0
     assert shifts[:, :2].max() == 8
@@ -109,7 +126,9 @@ def test_fewer_rows_are_a_fixed_choice_that_every_seed_shares(small):
     assert len(a.test) == 20
     everything = torch.arange(50)
     assert torch.equal(a.train.rows(everything)[0], b.train.rows(everything)[0])
-    assert not torch.equal(a.train.labels, load("cifar-10").train_labels[:50]), "not just the first ones"
+    assert not torch.equal(a.train.labels, load("cifar-10").train_labels[:50]), (
+        "not just the first ones"
+    )
     assert a.options.model_copy(update={"rows": 0}).training_rows == TRAIN
     with pytest.raises(DataError, match="test_rows = 61: cifar-10 has 60 such images"):
         make(test_rows=61)
@@ -120,11 +139,18 @@ def test_fewer_rows_are_a_fixed_choice_that_every_seed_shares(small):
 
 def halves(images):
     values = images.double()
-    return (values[:, :, ::2, ::2] + values[:, :, 1::2, ::2] + values[:, :, ::2, 1::2] + values[:, :, 1::2, 1::2]) / 4
+    return (
+        values[:, :, ::2, ::2]
+        + values[:, :, 1::2, ::2]
+        + values[:, :, ::2, 1::2]
+        + values[:, :, 1::2, 1::2]
+    ) / 4
 
 
 def test_halved_images_are_exact_means_of_four_pixels():
-    images = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (20, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     images[0] = 255
     small_images = halved(images)
     assert small_images.dtype == torch.float32
@@ -132,11 +158,15 @@ def test_halved_images_are_exact_means_of_four_pixels():
     mean, deviation = mean_and_deviation(small_images)
     values = halves(images) / 255
     torch.testing.assert_close(mean.double(), values.mean((0, 2, 3)), rtol=1e-7, atol=0)
-    torch.testing.assert_close(deviation.double(), values.std((0, 2, 3), correction=0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        deviation.double(), values.std((0, 2, 3), correction=0), rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_at_size_16_a_mini_batch_is_the_halved_images_standardised_by_their_own_statistics(small, layout):
+def test_at_size_16_a_mini_batch_is_the_halved_images_standardised_by_their_own_statistics(
+    small, layout
+):
     images = load("cifar-10")
     problem = make(network="resnet-20", size=16, layout=layout, rows=100)
     train = halves(images.train) / 255
@@ -145,10 +175,14 @@ def test_at_size_16_a_mini_batch_is_the_halved_images_standardised_by_their_own_
     kept = torch.stack(_kept(problem, images))
     mean = train[kept].mean((0, 2, 3), keepdim=True)
     deviation = train[kept].std((0, 2, 3), keepdim=True, correction=0)
-    torch.testing.assert_close(x.double(), (train[kept][rows] - mean) / deviation, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        x.double(), (train[kept][rows] - mean) / deviation, rtol=0, atol=1e-5
+    )
     assert torch.equal(y, labels[rows])
     test_x, _ = problem.test.rows(torch.arange(4))
-    torch.testing.assert_close(test_x.double(), (halves(images.test[:4]) / 255 - mean) / deviation, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        test_x.double(), (halves(images.test[:4]) / 255 - mean) / deviation, rtol=0, atol=1e-5
+    )
 
 
 def _kept(problem, images):
@@ -161,7 +195,9 @@ def _kept(problem, images):
 @pytest.mark.parametrize("network", ["resnet-20", "nin"])
 @pytest.mark.parametrize("augmentation", ["none", "standard"])
 def test_networks_learn_images_of_size_16(small, network, augmentation):
-    problem = make(network=network, size=16, augmentation=augmentation, rows=64, layout="channels_last")
+    problem = make(
+        network=network, size=16, augmentation=augmentation, rows=64, layout="channels_last"
+    )
     driver = driver_of("step-tuned-sgd", problem, lr=0.05)
     shapes = set()
     problem.model.register_forward_pre_hook(lambda _, args: shapes.add(tuple(args[0].shape[1:])))
@@ -179,19 +215,27 @@ def test_augmentation_at_size_16_pads_by_two(small):
     rows, down, right, flip = drawn[:30].T
     x, _ = problem.train.augmented(rows, down, right, flip)
     for i in range(30):
-        padded = nn.functional.pad(halves(load("cifar-10").train[rows[i : i + 1]])[0] / 255, (2, 2, 2, 2))
+        padded = nn.functional.pad(
+            halves(load("cifar-10").train[rows[i : i + 1]])[0] / 255, (2, 2, 2, 2)
+        )
         expected = padded[:, down[i] : down[i] + 16, right[i] : right[i] + 16]
-        torch.testing.assert_close(x[i].double(), expected.flip(2) if flip[i] else expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            x[i].double(), expected.flip(2) if flip[i] else expected, rtol=0, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("network", ["lenet", "lenet-batchnorm", "nin-author"])
 def test_a_network_for_32x32_images_refuses_others(small, network):
-    with pytest.raises(ValueError, match=f"^size = 16: network {network} takes images of 32x32 pixels only$"):
+    with pytest.raises(
+        ValueError, match=f"^size = 16: network {network} takes images of 32x32 pixels only$"
+    ):
         make(network=network, size=16)
 
 
 def test_only_cifar_has_images_of_size_16(small):
-    with pytest.raises(ValueError, match=r"^size = 16: only the 32x32 images of CIFAR can be made 16x16"):
+    with pytest.raises(
+        ValueError, match=r"^size = 16: only the 32x32 images of CIFAR can be made 16x16"
+    ):
         make(network="resnet-20", data="mnist", size=16)
     assert "size" not in PROBLEMS["autoencoder"].defaults
 
@@ -220,13 +264,19 @@ def test_the_logged_loss_can_be_of_a_fixed_part_of_the_training_images(small, pr
 
 
 def test_options_that_an_older_spec_lacks_have_their_defaults(small):
-    options = {key: value for key, value in make().options.as_dict().items() if key not in ("size", "eval_rows")}
+    options = {
+        key: value
+        for key, value in make().options.as_dict().items()
+        if key not in ("size", "eval_rows")
+    }
     problem = PROBLEMS["images"].from_dict(options, 0, CPU)
     assert problem.evaluate() == make().evaluate()
 
 
 @pytest.mark.parametrize("network", ["lenet", "lenet-batchnorm", "resnet-20"])
-def test_the_logged_j_is_what_training_minimises_and_the_test_is_of_the_network_in_use(small, network):
+def test_the_logged_j_is_what_training_minimises_and_the_test_is_of_the_network_in_use(
+    small, network
+):
     problem = make(network=network, weight_decay=0.01)
     driver = driver_of("step-tuned-sgd", problem, lr=0.05)
     for _ in range(5):
@@ -236,7 +286,13 @@ def test_the_logged_j_is_what_training_minimises_and_the_test_is_of_the_network_
     assert problem.model.training
     with torch.no_grad():
         batches = [problem.train.rows(rows) for rows in torch.arange(TRAIN).split(16)]
-        plain = sum(nn.functional.cross_entropy(problem.model(x), y, reduction="sum").item() for x, y in batches) / TRAIN
+        plain = (
+            sum(
+                nn.functional.cross_entropy(problem.model(x), y, reduction="sum").item()
+                for x, y in batches
+            )
+            / TRAIN
+        )
     problem.load_state_dict(state)
     problem.model.eval()
     with torch.no_grad():
@@ -246,7 +302,9 @@ def test_the_logged_j_is_what_training_minimises_and_the_test_is_of_the_network_
     assert record["plain loss"] == pytest.approx(plain, rel=1e-5)
     assert record["loss"] == pytest.approx(plain + penalty, rel=1e-5)
     assert record["accuracy"] == pytest.approx((output.argmax(1) == y).double().mean().item())
-    assert record["test loss"] == pytest.approx(nn.functional.cross_entropy(output, y).item(), rel=1e-5)
+    assert record["test loss"] == pytest.approx(
+        nn.functional.cross_entropy(output, y).item(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("network", ["lenet-batchnorm", "nin"])
@@ -259,9 +317,13 @@ def test_evaluating_changes_nothing_and_always_says_the_same(small, network):
     assert problem.evaluate() == record, "the same masks every time"
     torch.set_rng_state(noise)
     problem.evaluate()
-    assert all(torch.equal(value, state[name]) for name, value in problem.model.state_dict().items())
+    assert all(
+        torch.equal(value, state[name]) for name, value in problem.model.state_dict().items()
+    )
     assert torch.equal(torch.get_rng_state(), noise)
-    assert all(m.track_running_stats for m in problem.model.modules() if isinstance(m, nn.BatchNorm2d))
+    assert all(
+        m.track_running_stats for m in problem.model.modules() if isinstance(m, nn.BatchNorm2d)
+    )
 
 
 def test_the_regularisation_is_in_every_methods_gradient(small):
@@ -282,7 +344,9 @@ def test_the_autoencoder_is_judged_by_the_mean_square_of_its_pixels(small):
     with torch.no_grad():
         for name, images in (("loss", load("mnist").train), ("test loss", load("mnist").test)):
             pixels = images.double().flatten(1) / 255
-            assert record[name] == pytest.approx((problem.model(pixels.float()) - pixels).square().mean().item(), rel=1e-5)
+            assert record[name] == pytest.approx(
+                (problem.model(pixels.float()) - pixels).square().mean().item(), rel=1e-5
+            )
     assert "accuracy" not in record
     driver = driver_of("adam", problem)
     for _ in range(60):
@@ -348,7 +412,9 @@ def test_dropout_is_fresh_in_both_passes_if_asked(small):
 
 
 @pytest.mark.parametrize(("statistics", "changes"), [("both", True), ("first", False)])
-def test_batchnorm_statistics_are_updated_in_both_passes_or_in_the_first(small, statistics, changes):
+def test_batchnorm_statistics_are_updated_in_both_passes_or_in_the_first(
+    small, statistics, changes
+):
     problem = make(statistics=statistics)
     driver = driver_of("step-tuned-sgd", problem)
     norm = next(m for m in problem.model.modules() if isinstance(m, nn.BatchNorm2d))
@@ -385,7 +451,11 @@ def test_a_problem_goes_on_from_a_checkpoint_with_the_same_numbers(small, passes
     options = {"network": "nin", "batch": 2, "augmentation": "standard", "layout": "channels_last"}
 
     def states(problem, driver):
-        return {"problem": problem.state_dict(), "driver": driver.state_dict(), "rng": torch.get_rng_state()}
+        return {
+            "problem": problem.state_dict(),
+            "driver": driver.state_dict(),
+            "rng": torch.get_rng_state(),
+        }
 
     torch.manual_seed(3)
     problem = make(**options)
@@ -408,7 +478,9 @@ def test_a_problem_goes_on_from_a_checkpoint_with_the_same_numbers(small, passes
 
 def test_a_run_that_diverges_says_so_and_ends(small, tmp_path):
     options = {"network": "lenet", "batch": 16}
-    run = folder_of(Store(tmp_path), make_spec("sgd", "images", budget=60, log_every=5, options=options, lr=1e9))
+    run = folder_of(
+        Store(tmp_path), make_spec("sgd", "images", budget=60, log_every=5, options=options, lr=1e9)
+    )
     assert execute(run, {}) == "diverged"
     assert not math.isfinite(run.records()[-1]["loss"])
 
@@ -417,7 +489,14 @@ def test_a_run_that_diverges_says_so_and_ends(small, tmp_path):
 
 
 def test_table_1_is_the_papers():
-    data = {"a": "cifar-10", "b": "cifar-100", "c": "cifar-10", "d": "mnist", "e": "cifar-10", "f": "cifar-10"}
+    data = {
+        "a": "cifar-10",
+        "b": "cifar-100",
+        "c": "cifar-10",
+        "d": "mnist",
+        "e": "cifar-10",
+        "f": "cifar-10",
+    }
     epochs = {"a": 500, "b": 500, "c": 300, "d": 500, "e": 300, "f": 300}
     activations = {"a": "relu", "b": "relu", "c": "elu", "d": "silu", "e": "elu", "f": "elu"}
     for letter, setting in TABLE_1.items():
@@ -441,7 +520,11 @@ def test_a_problem_of_table_1_learns_the_real_data(letter):
     options = {**setting["options"], "rows": 256, "test_rows": 128, "batch": 32}
     subject = problem.from_dict(options, 0, CPU)
     before = subject.evaluate()
-    driver = driver_of("adam", subject) if letter == "d" else driver_of("step-tuned-sgd", subject, lr=0.05)
+    driver = (
+        driver_of("adam", subject)
+        if letter == "d"
+        else driver_of("step-tuned-sgd", subject, lr=0.05)
+    )
     for _ in range(24):
         driver.advance()
     assert subject.evaluate()["plain loss"] < 0.98 * before["plain loss"]

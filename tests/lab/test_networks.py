@@ -38,12 +38,27 @@ def test_a_classifier_has_the_papers_size_and_a_score_a_class(name, classes, par
 def test_the_autoencoder_has_the_papers_size_and_gives_pixels():
     model = autoencoder()
     assert size(model) == 2_837_314
-    widths = [(layer.in_features, layer.out_features) for layer in model if isinstance(layer, nn.Linear)]
-    assert widths == [(784, 1000), (1000, 500), (500, 250), (250, 30), (30, 250), (250, 500), (500, 1000), (1000, 784)]
+    widths = [
+        (layer.in_features, layer.out_features) for layer in model if isinstance(layer, nn.Linear)
+    ]
+    assert widths == [
+        (784, 1000),
+        (1000, 500),
+        (500, 250),
+        (250, 30),
+        (30, 250),
+        (250, 500),
+        (500, 1000),
+        (1000, 784),
+    ]
     output = model(torch.rand(3, 1, 28, 28))
     assert output.shape == (3, 784)
     assert 0 < output.min() < output.max() < 1
-    code = next(i for i, layer in enumerate(model) if isinstance(layer, nn.Linear) and layer.out_features == 30)
+    code = next(
+        i
+        for i, layer in enumerate(model)
+        if isinstance(layer, nn.Linear) and layer.out_features == 30
+    )
     assert isinstance(model[code + 1], nn.Linear), "the code is linear"
     assert count(model, nn.SiLU) == 6
     assert isinstance(model[-1], nn.Sigmoid)
@@ -59,7 +74,8 @@ def test_the_activation_is_the_one_asked_for_and_no_other(name, activation):
 
 
 @pytest.mark.parametrize(
-    ("name", "norms"), [("resnet-20", 19), ("nin", 8), ("nin-author", 0), ("lenet", 0), ("lenet-batchnorm", 4)]
+    ("name", "norms"),
+    [("resnet-20", 19), ("nin", 8), ("nin-author", 0), ("lenet", 0), ("lenet-batchnorm", 4)],
 )
 def test_batchnorm_is_where_table_1_has_it(name, norms):
     assert count(NETWORKS[name](10, nn.ELU), (nn.BatchNorm1d, nn.BatchNorm2d)) == norms
@@ -102,7 +118,9 @@ def test_nin_has_dropout_after_its_first_two_stages():
     model = NETWORKS["nin"](10, nn.ELU)
     before = [type(model[i - 1]) for i, layer in enumerate(model) if isinstance(layer, nn.Dropout)]
     assert before == [nn.MaxPool2d, nn.AvgPool2d]
-    assert isinstance(model[-3], nn.Conv2d), "no BatchNorm and no activation after the last convolution"
+    assert isinstance(model[-3], nn.Conv2d), (
+        "no BatchNorm and no activation after the last convolution"
+    )
 
 
 def test_nin_of_the_author_shrinks_the_image_to_one_pixel_without_padding():
@@ -110,9 +128,18 @@ def test_nin_of_the_author_shrinks_the_image_to_one_pixel_without_padding():
     shapes, kinds = [], (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
     for layer in model:
         if isinstance(layer, kinds) and layer.kernel_size not in (1, (1, 1)):
-            layer.register_forward_hook(lambda _, __, output: shapes.append(tuple(output.shape[1:])))
+            layer.register_forward_hook(
+                lambda _, __, output: shapes.append(tuple(output.shape[1:]))
+            )
     model(torch.randn(2, 3, 32, 32))
-    assert shapes == [(192, 28, 28), (96, 13, 13), (192, 9, 9), (192, 4, 4), (192, 2, 2), (10, 1, 1)]
+    assert shapes == [
+        (192, 28, 28),
+        (96, 13, 13),
+        (192, 9, 9),
+        (192, 4, 4),
+        (192, 2, 2),
+        (10, 1, 1),
+    ]
     before = [type(model[i - 1]) for i, layer in enumerate(model) if isinstance(layer, nn.Dropout)]
     assert before == [nn.MaxPool2d, nn.AvgPool2d]
     assert [layer.p for layer in model if isinstance(layer, nn.Dropout)] == [0.5, 0.5]
@@ -136,7 +163,9 @@ def test_a_network_takes_images_of_16x16_pixels_unless_it_is_said_not_to(name):
     ("context", "width", "depth", "heads", "parameters"),
     [(64, 64, 2, 4, 116_480), (64, 32, 2, 2, 33_664), (128, 256, 6, 8, 4_820_992)],
 )
-def test_the_transformer_has_its_size_and_scores_for_every_place(context, width, depth, heads, parameters):
+def test_the_transformer_has_its_size_and_scores_for_every_place(
+    context, width, depth, heads, parameters
+):
     model = Transformer(96, context, width, depth, heads, 0.1)
     assert size(model) == parameters
     assert model(torch.randint(96, (2, context))).shape == (2, context, 96)
@@ -149,7 +178,9 @@ def test_the_transformer_begins_as_gpt_2_does():
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             ends_branch = name.endswith(("joined", "narrow"))
-            assert module.weight.std().item() == pytest.approx(0.02 / 4 if ends_branch else 0.02, rel=0.05)
+            assert module.weight.std().item() == pytest.approx(
+                0.02 / 4 if ends_branch else 0.02, rel=0.05
+            )
         if isinstance(module, nn.Linear) and module.bias is not None:
             assert not module.bias.any()
 
@@ -162,5 +193,8 @@ def test_an_attention_head_is_the_formula():
     heads = []
     for part in (slice(0, 3), slice(3, 6)):
         scores = q[:, part] @ k[:, part].T / 3**0.5
-        heads.append(scores.masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf")).softmax(1) @ v[:, part])
+        heads.append(
+            scores.masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf")).softmax(1)
+            @ v[:, part]
+        )
     torch.testing.assert_close(block._attention(x)[0], torch.cat(heads, 1))

@@ -89,5 +89,7 @@ def test_the_options_of_a_problem_have_its_defaults(name):
 
 
 def test_a_new_hyper_parameter_is_checked_like_any_other():
-    with pytest.raises(OptionError, match=r"^decay = 'weekly' is not one of epoch, iteration, none$"):
+    with pytest.raises(
+        OptionError, match=r"^decay = 'weekly' is not one of epoch, iteration, none$"
+    ):
         METHODS["sgd"](decay="weekly")

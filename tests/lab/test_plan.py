@@ -61,7 +61,9 @@ def test_a_plan_counts_every_run_record_and_control(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "_record_bytes", lambda driver: 1)
     experiment = experiment_of(tmp_path, "digits")
     planned = plan.estimate(experiment, "cpu")
-    assert (planned.runs, planned.back_propagations, planned.log_bytes) == run_all(experiment, tmp_path / "store")
+    assert (planned.runs, planned.back_propagations, planned.log_bytes) == run_all(
+        experiment, tmp_path / "store"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,10 @@ def test_a_long_evaluation_is_measured_on_a_part_of_the_rows(small):
     assert few.evaluated == 32
     assert len(few.train) / len(few.test) == pytest.approx(300 / 60, rel=0.4)
     quick = {**options, "batch": 32}
-    assert plan._part("images", quick, PROBLEMS["images"].from_dict(quick, 0, torch.device("cpu"))) is quick
+    assert (
+        plan._part("images", quick, PROBLEMS["images"].from_dict(quick, 0, torch.device("cpu")))
+        is quick
+    )
     fewer = {**options, "eval_rows": 60, "batch": 4}
     part = plan._part("images", fewer, PROBLEMS["images"].from_dict(fewer, 0, torch.device("cpu")))
     assert (part["rows"], part["test_rows"], part["eval_rows"]) == (32, 32, 0)

@@ -45,9 +45,15 @@ def test_the_regression_has_the_sizes_and_distributions_of_the_paper():
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_every_method_of_a_seed_starts_at_the_same_point_and_sees_the_same_mini_batches(problem, small):
+def test_every_method_of_a_seed_starts_at_the_same_point_and_sees_the_same_mini_batches(
+    problem, small
+):
     small_text = {"rows": 100, "test_rows": 10, "context": 8, "width": 8, "heads": 2}
-    options = {"images": {"network": "lenet", "batch": 64}, "autoencoder": {"batch": 64}, "text": small_text}.get(problem, {})
+    options = {
+        "images": {"network": "lenet", "batch": 64},
+        "autoencoder": {"batch": 64},
+        "text": small_text,
+    }.get(problem, {})
     seen = []
     for name in MINI_BATCH:
         if name.endswith("-gv") and problem != "regression":
@@ -61,7 +67,9 @@ def test_every_method_of_a_seed_starts_at_the_same_point_and_sees_the_same_mini_
             batches.append(driver._batch.tolist())
             if driver.uses == 2:
                 driver.advance()
-                assert driver._batch.tolist() == batches[-1], "both passes are on the same mini-batch"
+                assert driver._batch.tolist() == batches[-1], (
+                    "both passes are on the same mini-batch"
+                )
         seen.append((start, batches))
     for start, batches in seen[1:]:
         assert torch.equal(start, seen[0][0])
@@ -115,7 +123,13 @@ def test_the_epoch_decay_of_both_methods_is_by_back_propagations():
     tuned = Driver(
         "step-tuned-sgd",
         make("digits"),
-        {**METHODS["step-tuned-sgd"].defaults, "lr": 1.0, "delta": 0.0, "bounds": [1.0, 1.0], "nu": 1.0},
+        {
+            **METHODS["step-tuned-sgd"].defaults,
+            "lr": 1.0,
+            "delta": 0.0,
+            "bounds": [1.0, 1.0],
+            "nu": 1.0,
+        },
     )
     for done in range(80):
         q = 1 + done // per_epoch
@@ -123,7 +137,9 @@ def test_the_epoch_decay_of_both_methods_is_by_back_propagations():
         sgd.advance()
         tuned.advance()
         first = done - done % 2  # the iteration's first back-propagation
-        assert tuned.optimizer.param_groups[0]["effective_lr"].item() == pytest.approx((1 + first // per_epoch) ** -0.5)
+        assert tuned.optimizer.param_groups[0]["effective_lr"].item() == pytest.approx(
+            (1 + first // per_epoch) ** -0.5
+        )
 
 
 def test_the_logged_loss_has_its_regularisation():
@@ -138,7 +154,11 @@ def test_the_expectation_is_the_problems_own(monkeypatch):
     problem = make()
     driver = Driver("expected-gv", problem, METHODS["expected-gv"].defaults)
     calls = []
-    monkeypatch.setattr(Regression, "expectation", lambda self: calls.append(1) or [torch.ones(30, dtype=torch.float64)])
+    monkeypatch.setattr(
+        Regression,
+        "expectation",
+        lambda self: calls.append(1) or [torch.ones(30, dtype=torch.float64)],
+    )
     driver.optimizer._ask = problem.expectation
     driver.advance()
     assert calls

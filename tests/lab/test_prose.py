@@ -35,15 +35,22 @@ def store(tmp_path, monkeypatch):
 def test_sentences_compare_the_methods_pair_by_pair_and_tell_what_gamma_did(store):
     runs = PairedRuns(store, "short")
     against, gamma = prose.sentences(runs.outcome("figure-6f"), runs)
-    assert against.startswith("By final plain training loss, Step-Tuned SGD is below SGD in 5 of 5 seeds: median ratio 0.")
+    assert against.startswith(
+        "By final plain training loss, Step-Tuned SGD is below SGD in 5 of 5 seeds: median ratio 0."
+    )
     assert against.endswith("p = 0.031.")
-    assert "inside its bounds [0.5, 2] in 50% of the iterations, at the lower one in 50% and at the upper one in 0%" in gamma
+    assert (
+        "inside its bounds [0.5, 2] in 50% of the iterations, at the lower one in 50% and at the upper one in 0%"
+        in gamma
+    )
     assert "the median raw gamma was 4 in the first tenth of the run and 0.2 in the last" in gamma
 
 
 def test_a_share_counts_the_iterations_between_records_that_are_not_evenly_spaced():
     shares = {"at upper": 0.0, "negative curvature": 0.0, "raw gamma median": 1.0}
-    records = [{"bp": bp, "at lower": lower, **shares} for bp, lower in ((1, 1.0), (10, 1.0), (100, 0.0))]
+    records = [
+        {"bp": bp, "at lower": lower, **shares} for bp, lower in ((1, 1.0), (10, 1.0), (100, 0.0))
+    ]
     (at_lower, _, _), _ = prose._tuning_of_run(records)
     assert at_lower == pytest.approx(0.1)
 
@@ -52,10 +59,14 @@ def test_few_and_many_images_are_compared_where_both_ran(store):
     found = []
     for scale in ("short", "small"):
         runs = PairedRuns(store, scale)
-        group = next(g for g in runs.outcome("figure-6f").groups if g.entry.name == "step-tuned-sgd")
+        group = next(
+            g for g in runs.outcome("figure-6f").groups if g.entry.name == "step-tuned-sgd"
+        )
         found.append(("figure-6f", scale, prose.tuning_of(group, runs.results)))
     (said,) = prose.few_and_many(found)
-    assert said.startswith("figure-6f: with all images and a tenth of the epochs gamma is inside its bounds in 50%")
+    assert said.startswith(
+        "figure-6f: with all images and a tenth of the epochs gamma is inside its bounds in 50%"
+    )
     assert prose.few_and_many(found[:1]) == []
 
 

@@ -44,7 +44,9 @@ def test_the_figures_show_the_numbers_of_the_evidence(made):
         kept = DOCS / "figures" / path.name
         assert kept.exists(), RENEW
         assert kept.with_suffix(".png").exists(), RENEW
-        for new, old in zip(json.loads(path.read_text()), json.loads(kept.read_text()), strict=True):
+        for new, old in zip(
+            json.loads(path.read_text()), json.loads(kept.read_text()), strict=True
+        ):
             assert new["axis"] == old["axis"], RENEW
             for line, before in zip(new["lines"], old["lines"], strict=True):
                 assert line["label"] == before["label"], RENEW

@@ -19,7 +19,9 @@ class Logs:
         return [{"batches": int(k), "gradient": float(v)} for k, v in zip(ks, values, strict=True)]
 
 
-@pytest.mark.parametrize(("exponent", "verdict"), [(-0.8, "supported"), (-0.5, "supported"), (-0.2, "not supported")])
+@pytest.mark.parametrize(
+    ("exponent", "verdict"), [(-0.8, "supported"), (-0.5, "supported"), (-0.2, "not supported")]
+)
 def test_the_rate_is_found_and_judged_as_an_upper_bound(exponent, verdict):
     entry = Entry(name="a", method="step-tuned-sgd", label="a", axes={"delta": [0.001]})
     group = Group(entry, 0, [], Trial({"delta": 0.001}, None), dict(enumerate(range(20))))

@@ -50,7 +50,11 @@ METHODS = ("sgd", "step-tuned-sgd")
 
 
 def loss_of(spec):
-    end = {"sgd": 0.3, "step-tuned-sgd": 0.2}[spec.method] + 0.01 * spec.seed + 0.1 * abs(math.log10(spec.hyper["lr"]) + 1)
+    end = (
+        {"sgd": 0.3, "step-tuned-sgd": 0.2}[spec.method]
+        + 0.01 * spec.seed
+        + 0.1 * abs(math.log10(spec.hyper["lr"]) + 1)
+    )
     return lambda share: end + math.exp(-5 * share)
 
 
@@ -64,10 +68,20 @@ def fill_own(folder, text=EXPERIMENT, name="mine", points=30):
     try:
         while True:
             for spec in next(plan)[1]:
-                more = {"gamma": lambda s: 1 + s, "negative": lambda s: s / 2} if spec.method == "step-tuned-sgd" else {}
-                put(results.store, spec, records_of(spec, loss_of(spec), points, accuracy=lambda s: 0.5 + s / 4, **more))
+                more = (
+                    {"gamma": lambda s: 1 + s, "negative": lambda s: s / 2}
+                    if spec.method == "step-tuned-sgd"
+                    else {}
+                )
+                put(
+                    results.store,
+                    spec,
+                    records_of(spec, loss_of(spec), points, accuracy=lambda s: 0.5 + s / 4, **more),
+                )
     except StopIteration:
-        results.store.remember(name, "paper", [experiment.model_dump(mode="json")], f"steptuned run {name}.toml")
+        results.store.remember(
+            name, "paper", [experiment.model_dump(mode="json")], f"steptuned run {name}.toml"
+        )
     return experiment
 
 
@@ -103,7 +117,11 @@ def test_the_numbers_on_the_page_are_those_of_the_store(folder):
     page = page_of(folder)
     (panel,) = data_of(folder)["panels"]
     found = Results(Store(folder))
-    runs = {(run.spec.method, run.spec.seed): run for run in Store(folder).runs() if run.spec.budget == 69}
+    runs = {
+        (run.spec.method, run.spec.seed): run
+        for run in Store(folder).runs()
+        if run.spec.budget == 69
+    }
     for line in panel["lines"]:
         for seed, y in zip(line["seeds"], line["y"], strict=True):
             records = runs[line["name"], seed].records()
@@ -117,7 +135,9 @@ def test_what_is_unfinished_missing_or_diverged_is_marked(folder):
     runs = {(r.spec.method, r.spec.seed): r for r in Store(folder).runs() if r.spec.budget == 69}
     half = runs["step-tuned-sgd", 2]
     (half.folder / "result.json").unlink()
-    half.log_path.write_bytes(b"".join(line + b"\n" for line in half.log_path.read_bytes().split(b"\n")[:16]))
+    half.log_path.write_bytes(
+        b"".join(line + b"\n" for line in half.log_path.read_bytes().split(b"\n")[:16])
+    )
     put(
         Store(folder),
         runs["sgd", 1].spec,
@@ -148,7 +168,12 @@ def test_a_method_that_has_not_finished_a_single_seed_is_shown_as_far_as_it_got(
 def test_a_grid_that_is_not_begun_is_not_called_corrupt(tmp_path):
     experiment = fill_own(tmp_path)
     other = experiment.model_copy(update={"name": "other", "options": {"batchnorm": False}})
-    Store(tmp_path).remember("mine", "paper", [e.model_dump(mode="json") for e in (experiment, other)], "steptuned run mine.toml")
+    Store(tmp_path).remember(
+        "mine",
+        "paper",
+        [e.model_dump(mode="json") for e in (experiment, other)],
+        "steptuned run mine.toml",
+    )
     page = page_of(tmp_path)
     assert "not begun" in page
     assert "corrupt" not in page
@@ -165,7 +190,11 @@ def test_files_of_names_with_dots_and_in_other_scripts_do_not_meet(tmp_path):
 
 
 def test_an_experiment_on_several_instances_shows_its_own_figure_and_counts_all_of_them(tmp_path):
-    fill(tmp_path, "figure-3-instances", lambda spec: records_of(spec, lambda s: 1 - s / 2, gamma=lambda s: 1.0))
+    fill(
+        tmp_path,
+        "figure-3-instances",
+        lambda spec: records_of(spec, lambda s: 1 - s / 2, gamma=lambda s: 1.0),
+    )
     lost = next(run for run in Store(tmp_path).runs() if run.spec.options["instance"] == 2)
     (lost.folder / "result.json").unlink()
     page = page_of(tmp_path)
@@ -227,7 +256,11 @@ def test_a_damaged_run_is_reported_and_the_rest_is_shown(folder):
 
 
 def test_a_store_without_notes_of_what_was_asked_for_still_has_the_papers_experiments(tmp_path):
-    fill(tmp_path, "figure-6e", lambda spec: records_of(spec, lambda s: 1 - s / 2, accuracy=lambda s: s))
+    fill(
+        tmp_path,
+        "figure-6e",
+        lambda spec: records_of(spec, lambda s: 1 - s / 2, accuracy=lambda s: s),
+    )
     shown = view_of(tmp_path).figures
     assert [(figure.name, figure.scale) for figure in shown] == [("figure-6", "demo")]
     assert shown[0].panels[0].size == "2,000 training images, 20 epochs, 2 seeds"
@@ -243,7 +276,9 @@ def test_an_empty_store_gives_a_page_that_says_so(tmp_path):
 
 def test_table_2_and_the_claims_are_on_the_page_and_beside_it(folder):
     seconds = {name: [1.0, 2.0] for name in TIMED}
-    Timings(folder).save(Timing("a", "small", 10, seconds, made_up().optimizer, [0.1], {"threads": 1}))
+    Timings(folder).save(
+        Timing("a", "small", 10, seconds, made_up().optimizer, [0.1], {"threads": 1})
+    )
     page = page_of(folder)
     assert "1.000 (1.000 to 1.000) [1.67]" in page
     assert len(json.loads((folder / "report" / "claims.json").read_text())) == 17
@@ -267,7 +302,9 @@ def test_a_large_store_gives_a_small_page_that_says_that_it_is_thinned(tmp_path)
     seeds = EXPERIMENT.replace("seeds = 2", "seeds = 60").replace("epochs = 3", "epochs = 50")
     fill_own(tmp_path, seeds, points=1000)
     page = page_of(tmp_path)
-    assert re.search(r"curves of up to 1001 records are drawn with up to \d+ of them, extremes kept", page)
+    assert re.search(
+        r"curves of up to 1001 records are drawn with up to \d+ of them, extremes kept", page
+    )
     size = sum(path.stat().st_size for path in (tmp_path / "report").rglob("*") if path.is_file())
     assert size < 15e6
 
@@ -284,7 +321,11 @@ def test_the_command_writes_the_report(folder, tmp_path):
 
 
 def test_watch_makes_the_page_anew_while_runs_go_on_and_ends_with_ctrl_c(folder):
-    run = next(run for run in Store(folder).runs() if run.spec.method == "step-tuned-sgd" and run.spec.seed == 1)
+    run = next(
+        run
+        for run in Store(folder).runs()
+        if run.spec.method == "step-tuned-sgd" and run.spec.seed == 1
+    )
     result = (run.folder / "result.json").read_bytes()
     (run.folder / "result.json").unlink()
     page = folder / "report" / "index.html"
@@ -321,7 +362,9 @@ def test_tensorboard_has_the_records_and_a_resumed_run_goes_on(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- in a browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -351,7 +394,9 @@ def server(folder):
             pass
 
     page_of(folder)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "report")))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "report"))
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/index.html"
     server.shutdown()
@@ -361,7 +406,12 @@ def server(folder):
 def opened(browser, address, **context):
     page = browser.new_context(**context).new_page()
     page.troubles = []
-    page.on("console", lambda message: page.troubles.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda message: (
+            page.troubles.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
     page.on("pageerror", lambda error: page.troubles.append(str(error)))
     page.goto(address)
     page.locator(".plot").first.scroll_into_view_if_needed()
@@ -398,21 +448,32 @@ def test_the_switches_switch(browser, server, folder):
     page.select_option("[name=draw]", "seeds")
     seeds = page.evaluate(PLOTTED, "y")
     assert (band, len(seeds)) == (18, 12), "band and mean of six curves; two seeds of each"
-    records = [r["loss"] for r in next(r for r in Store(folder).runs() if r.spec.method == "sgd" and r.spec.budget == 69).records()]
-    assert any(values == pytest.approx(records, rel=1e-6) for values in seeds), "what is drawn is what was logged"
+    records = [
+        r["loss"]
+        for r in next(
+            r for r in Store(folder).runs() if r.spec.method == "sgd" and r.spec.budget == 69
+        ).records()
+    ]
+    assert any(values == pytest.approx(records, rel=1e-6) for values in seeds), (
+        "what is drawn is what was logged"
+    )
     page.locator("[name=method]").first.uncheck()
     assert len(page.evaluate(PLOTTED, "y")) < len(seeds)
     page.reload()
     page.locator(".plot").first.scroll_into_view_if_needed()
     page.wait_for_selector(".plot .main-svg")
-    assert page.locator("[name=draw]").input_value() == "seeds", "the switches stay as they were when the page is made anew"
+    assert page.locator("[name=draw]").input_value() == "seeds", (
+        "the switches stay as they were when the page is made anew"
+    )
     assert page.troubles == []
     page.context.close()
 
 
 def test_the_page_can_be_used_from_the_keyboard_on_a_phone_in_the_dark_and_printed(browser, server):
     page = opened(browser, server, viewport={"width": 360, "height": 740}, color_scheme="dark")
-    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    wide = page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
     assert wide <= 0, "nothing sticks out"
     assert page.evaluate(LAYOUT, "font")["color"] == "#e6edf3"
     page.evaluate("window.scrollTo(0, 0)")
@@ -421,7 +482,9 @@ def test_the_page_can_be_used_from_the_keyboard_on_a_phone_in_the_dark_and_print
     page.locator("[name=method]").first.focus()
     page.keyboard.press("Space")
     assert not page.locator("[name=method]").first.is_checked()
-    assert all(page.locator("img").nth(i).get_attribute("alt") for i in range(page.locator("img").count()))
+    assert all(
+        page.locator("img").nth(i).get_attribute("alt") for i in range(page.locator("img").count())
+    )
     assert page.locator(".plot").first.get_attribute("aria-label")
     page.emulate_media(media="print")
     assert page.locator(".still").first.is_visible()

@@ -82,7 +82,11 @@ def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tm
         "figure-9-demo.pdf",
     }
     for run_ in Store(out).runs():
-        if run_.spec.method == "step-tuned-sgd" and run_.spec.problem == "autoencoder" and run_.spec.seed:
+        if (
+            run_.spec.method == "step-tuned-sgd"
+            and run_.spec.problem == "autoencoder"
+            and run_.spec.seed
+        ):
             assert f"{run_.result()['final']['loss']:.4g}" in text
     assert "winner on the EDGE: lr" in text or "3 tried" in text
     assert "Not measured: (b), (c), (d), (e), (f)." in text
@@ -111,7 +115,9 @@ def test_an_experiment_that_is_not_the_papers_says_what_it_is_and_who_ended_best
 
 
 def test_the_machine_is_said_with_the_text_that_came_with_it():
-    assert "Python 3 with the text abc, " in results.environment_sentence({"python": "3", "text": "abc"})
+    assert "Python 3 with the text abc, " in results.environment_sentence(
+        {"python": "3", "text": "abc"}
+    )
     assert "text" not in results.environment_sentence({"python": "3"})
 
 
@@ -133,7 +139,9 @@ def test_what_is_missing_is_said(experiments, tmp_path):
     assert row[2] == "1/2 SEEDS"
 
 
-def test_a_figure_of_panels_has_a_column_for_each_and_says_its_scale_and_size(experiments, tmp_path):
+def test_a_figure_of_panels_has_a_column_for_each_and_says_its_scale_and_size(
+    experiments, tmp_path
+):
     out = tmp_path / "out"
     run(experiments, out)
     found = Results(Store(out))
@@ -170,7 +178,11 @@ def test_a_sweep_says_how_long_each_problem_will_take(experiments, tmp_path):
 
 def test_a_table_is_plain_words_in_markdown_and_in_the_terminal():
     table = tables.Table("a [title]", ["x|y", "[bold]z"], [["1|2", "[red]no[/]"]])
-    assert table.markdown().splitlines()[2:] == ["| x/y | [bold]z |", "| --- | --- |", "| 1/2 | [red]no[/] |"]
+    assert table.markdown().splitlines()[2:] == [
+        "| x/y | [bold]z |",
+        "| --- | --- |",
+        "| 1/2 | [red]no[/] |",
+    ]
     console = Console(record=True, width=100)
     console.print(table.for_terminal())
     assert "[red]no[/]" in console.export_text()

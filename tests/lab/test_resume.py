@@ -48,7 +48,9 @@ def test_a_run_killed_again_and_again_ends_with_the_same_numbers(tmp_path, proce
                 os.kill(child.pid, signal.SIGKILL)
                 killed += 1
         child.join()
-    assert killed == kills, "the run ended before it was killed often enough: give it a larger budget"
+    assert killed == kills, (
+        "the run ended before it was killed often enough: give it a larger budget"
+    )
     assert numbers(run) == numbers(undisturbed)
     assert run.is_sound()
 
@@ -83,7 +85,9 @@ def _kill_until_done(run, processes, small, lives):
         child.join()
         assert child.exitcode == (0 if checkpoints < 0 else -signal.SIGKILL)
         if checkpoints >= 0:
-            passes.append(torch.load(run.folder / "checkpoint.pt", weights_only=True)["driver"]["pass"])
+            passes.append(
+                torch.load(run.folder / "checkpoint.pt", weights_only=True)["driver"]["pass"]
+            )
     return passes
 
 
@@ -102,7 +106,9 @@ IMAGES = {
 }
 
 
-def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_with_the_same_numbers(tmp_path, small, processes):
+def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_with_the_same_numbers(
+    tmp_path, small, processes
+):
     undisturbed = folder_of(Store(tmp_path / "undisturbed"), make_spec(**IMAGES))
     execute(undisturbed, {})
     run = folder_of(Store(tmp_path / "disturbed"), make_spec(**IMAGES))
@@ -112,8 +118,14 @@ def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_wit
     assert run.is_sound()
 
 
-@pytest.mark.parametrize(("lives", "ends"), [((5, 1, 1), False), ((5, 2, 2, 2, 2), True)], ids=["no further", "one step further"])
-def test_a_run_that_comes_no_further_dies_three_times_and_not_again(tmp_path, processes, lives, ends):
+@pytest.mark.parametrize(
+    ("lives", "ends"),
+    [((5, 1, 1), False), ((5, 2, 2, 2, 2), True)],
+    ids=["no further", "one step further"],
+)
+def test_a_run_that_comes_no_further_dies_three_times_and_not_again(
+    tmp_path, processes, lives, ends
+):
     """The first checkpoint of a life is where the one before ended; only a later one is progress."""
     run = folder_of(Store(tmp_path), make_spec(budget=50))
     for checkpoints in lives:
@@ -129,8 +141,16 @@ def test_a_run_that_comes_no_further_dies_three_times_and_not_again(tmp_path, pr
 
 
 @on_real_data
-def test_a_run_on_the_real_cifar_10_killed_again_and_again_ends_with_the_same_numbers(tmp_path, processes):
-    spec = make_spec(**{**IMAGES, "budget": 24, "options": {"network": "resnet-20", "rows": 100, "test_rows": 20, "batch": 16}})
+def test_a_run_on_the_real_cifar_10_killed_again_and_again_ends_with_the_same_numbers(
+    tmp_path, processes
+):
+    spec = make_spec(
+        **{
+            **IMAGES,
+            "budget": 24,
+            "options": {"network": "resnet-20", "rows": 100, "test_rows": 20, "batch": 16},
+        }
+    )
     undisturbed = folder_of(Store(tmp_path / "undisturbed"), spec)
     execute(undisturbed, {})
     run = folder_of(Store(tmp_path / "disturbed"), spec)
@@ -164,7 +184,9 @@ class Sweep:
         command = [sys.executable, "-m", "steptuned", "run", path, *options]
         self.said = path.parent / f"said-{time.monotonic_ns()}.txt"
         with self.said.open("w") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def kill(self, number):
         os.killpg(self.process.pid, number)
@@ -173,7 +195,11 @@ class Sweep:
 
 def checkpoints(folder):
     """What changes as soon as some run has come a little further."""
-    return {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/*") if path.name in ("checkpoint.pt", "result.json")}
+    return {
+        path: path.stat().st_mtime_ns
+        for path in folder.glob("runs/*/*/*")
+        if path.name in ("checkpoint.pt", "result.json")
+    }
 
 
 def test_a_sweep_killed_again_and_again_ends_with_the_same_numbers(tmp_path):
@@ -204,11 +230,18 @@ def test_a_sweep_killed_again_and_again_ends_with_the_same_numbers(tmp_path):
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
     path = tmp_path / "experiment.toml"
-    path.write_text(EXPERIMENT.replace("epochs = 300", "epochs = 20_000").replace("epochs = 100", "epochs = 10_000"))
+    path.write_text(
+        EXPERIMENT.replace("epochs = 300", "epochs = 20_000").replace(
+            "epochs = 100", "epochs = 10_000"
+        )
+    )
     sweep = Sweep(path, tmp_path / "out")
     logs = tmp_path / "out" / "runs"
     deadline = time.monotonic() + 300
-    while not any(run.last_record() for run in Store(tmp_path / "out").runs()) and time.monotonic() < deadline:
+    while (
+        not any(run.last_record() for run in Store(tmp_path / "out").runs())
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     for _ in range(20):  # a busy machine may need it pressed again
         os.killpg(sweep.process.pid, signal.SIGINT)

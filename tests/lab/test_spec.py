@@ -17,7 +17,14 @@ def test_the_identity_is_that_of_the_values_not_of_their_writing():
 
 
 @pytest.mark.parametrize(
-    "change", [{"lr": 0.2}, {"seed": 1}, {"budget": 300}, {"options": {"instance": 3}}, {"method": "exact-gv"}]
+    "change",
+    [
+        {"lr": 0.2},
+        {"seed": 1},
+        {"budget": 300},
+        {"options": {"instance": 3}},
+        {"method": "exact-gv"},
+    ],
 )
 def test_whatever_changes_the_numbers_changes_the_identity(change):
     assert make_spec(**change).identity != make_spec().identity
@@ -43,9 +50,15 @@ def test_a_spec_is_frozen():
 
 
 def test_seeds_of_different_purposes_are_different_and_stable():
-    seeds = {derive_seed(purpose, "regression", i) for purpose in ("instance", "initial point", "data order") for i in range(50)}
+    seeds = {
+        derive_seed(purpose, "regression", i)
+        for purpose in ("instance", "initial point", "data order")
+        for i in range(50)
+    }
     assert len(seeds) == 150
-    assert derive_seed("initial point", "regression", 30, 0) == derive_seed("initial point", "regression", 30, 0)
+    assert derive_seed("initial point", "regression", 30, 0) == derive_seed(
+        "initial point", "regression", 30, 0
+    )
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 

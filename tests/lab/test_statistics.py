@@ -19,7 +19,9 @@ from steptuned.lab.statistics import (
 )
 
 
-@pytest.mark.parametrize(("n", "p"), [(1, 1 / 2), (3, 1 / 8), (4, 1 / 16), (5, 1 / 32), (20, 2.0**-20)])
+@pytest.mark.parametrize(
+    ("n", "p"), [(1, 1 / 2), (3, 1 / 8), (4, 1 / 16), (5, 1 / 32), (20, 2.0**-20)]
+)
 def test_the_smallest_p_is_that_of_all_pairs_below(n, p):
     below = -np.arange(1.0, n + 1)
     assert sign_flip(below) == p
@@ -36,7 +38,9 @@ def test_p_by_hand():
 @pytest.mark.parametrize("seed", range(5))
 def test_p_is_that_of_scipy(seed):
     values = np.random.default_rng(seed).normal(-0.3, 1, 9)
-    expected = stats.permutation_test((values,), np.mean, permutation_type="samples", alternative="less", n_resamples=np.inf)
+    expected = stats.permutation_test(
+        (values,), np.mean, permutation_type="samples", alternative="less", n_resamples=np.inf
+    )
     assert sign_flip(values) == pytest.approx(expected.pvalue, abs=1e-12)
 
 

@@ -24,7 +24,10 @@ def store(tmp_path):
 
 def numbers(run):
     """All that is logged, but seconds."""
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in run.records()]
+    return [
+        {key: value for key, value in record.items() if key != "seconds"}
+        for record in run.records()
+    ]
 
 
 def finished(store, **spec):
@@ -35,12 +38,29 @@ def finished(store, **spec):
 
 def test_a_run_leaves_spec_log_environment_and_result(store):
     run = finished(store)
-    assert sorted(os.listdir(run.folder)) == ["environment.json", "lock", "log.jsonl", "result.json", "spec.json"]
+    assert sorted(os.listdir(run.folder)) == [
+        "environment.json",
+        "lock",
+        "log.jsonl",
+        "result.json",
+        "spec.json",
+    ]
     assert run.spec == make_spec()
     assert run.environment() == ENVIRONMENT
     records = run.records()
     assert [record["bp"] for record in records] == list(range(0, 201, 10))
-    wanted = {"bp", "batches", "samples", "seconds", "loss", "gamma", "curvature", "effective lr", "raw gamma median", "at lower"}
+    wanted = {
+        "bp",
+        "batches",
+        "samples",
+        "seconds",
+        "loss",
+        "gamma",
+        "curvature",
+        "effective lr",
+        "raw gamma median",
+        "at lower",
+    }
     assert wanted <= records[-1].keys()
     assert records[-1]["batches"] == 100
     assert records[-1]["samples"] == 200 * 50
@@ -149,8 +169,12 @@ def interrupted(store, monkeypatch, after, **spec):
 
 
 @pytest.mark.parametrize("after", [1, 2, 57, 58, 199])
-@pytest.mark.parametrize("method", ["step-tuned-sgd", "sgd", "adam", "expected-gv", "armijo", "step-tuned-gd"])
-def test_a_checkpoint_goes_on_with_the_same_numbers_also_between_the_passes(store, tmp_path, monkeypatch, method, after):
+@pytest.mark.parametrize(
+    "method", ["step-tuned-sgd", "sgd", "adam", "expected-gv", "armijo", "step-tuned-gd"]
+)
+def test_a_checkpoint_goes_on_with_the_same_numbers_also_between_the_passes(
+    store, tmp_path, monkeypatch, method, after
+):
     expected = numbers(finished(Store(tmp_path / "undisturbed"), method=method))
     run = interrupted(store, monkeypatch, after, method=method)
     assert run.status() == "unfinished"
@@ -228,7 +252,9 @@ def _die(folder):
 
 
 @pytest.mark.parametrize("forgiven", [False, True])
-def test_a_run_whose_process_died_three_times_is_given_up_until_it_is_forgiven(store, processes, forgiven):
+def test_a_run_whose_process_died_three_times_is_given_up_until_it_is_forgiven(
+    store, processes, forgiven
+):
     run = folder_of(store, make_spec())
     for deaths in range(TRIES):
         child = processes.Process(target=_die, args=(run.folder,))
@@ -247,7 +273,9 @@ def test_a_run_whose_process_died_three_times_is_given_up_until_it_is_forgiven(s
 
 def test_a_run_that_ended_is_never_given_up(store):
     run = finished(store)
-    (run.folder / "running.json").write_text('{"pid": 1, "deaths": 2}')  # killed between its result and its end
+    (run.folder / "running.json").write_text(
+        '{"pid": 1, "deaths": 2}'
+    )  # killed between its result and its end
     assert execute(run, ENVIRONMENT) == "finished"
     assert run.claimant() is None
 
@@ -273,16 +301,25 @@ def test_experiments_of_one_name_that_differ_are_kept_and_more_seeds_replace(tmp
     store.remember("figure-9", "demo", [{**content, "seeds": 5, "title": "new"}], "second")
     assert [json.loads(path.read_text())["command"] for path in store.asked()] == ["second"]
     store.remember("figure-9", "demo", [{**content, "options": {"precision": "bfloat16"}}], "third")
-    assert [json.loads(path.read_text())["command"] for path in store.asked()] == ["second", "third"]
+    assert [json.loads(path.read_text())["command"] for path in store.asked()] == [
+        "second",
+        "third",
+    ]
 
 
 def test_an_experiment_that_was_kept_under_its_plain_name_is_replaced(tmp_path):
     store = Store(tmp_path)
     content = {"name": "figure-9", "seeds": 3}
     for scale in ("demo", "paper"):
-        write_json_in(tmp_path / "experiments" / f"figure-9-{scale}.json", {"experiments": [content], "command": "older"})
+        write_json_in(
+            tmp_path / "experiments" / f"figure-9-{scale}.json",
+            {"experiments": [content], "command": "older"},
+        )
     store.remember("figure-9", "demo", [content], "newer")
-    assert sorted(json.loads(path.read_text())["command"] for path in store.asked()) == ["newer", "older"]
+    assert sorted(json.loads(path.read_text())["command"] for path in store.asked()) == [
+        "newer",
+        "older",
+    ]
 
 
 def write_json_in(path, value):

@@ -44,7 +44,8 @@ def experiment(tmp_path):
 
 @pytest.fixture
 def sweep(tmp_path):
-    sweep = Sweep(tmp_path / "out", LocalEngine(2, WorkerConfig()), Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    console = Console(file=open(os.devnull, "w"))  # noqa: SIM115
+    sweep = Sweep(tmp_path / "out", LocalEngine(2, WorkerConfig()), console)
     yield sweep
     sweep.engine.stop()
     sweep.console.file.close()
@@ -54,7 +55,9 @@ def test_a_sweep_runs_all_and_the_second_time_nothing(experiment, sweep):
     outcome = sweep.run(experiment)
     runs = sweep.store.runs()
     assert {run.status() for run in runs} == {"finished"}
-    assert len(runs) == 5 + 4, "the winners are longer than the grid's runs, so they are runs of their own"
+    assert len(runs) == 5 + 4, (
+        "the winners are longer than the grid's runs, so they are runs of their own"
+    )
     assert all(len(group.specs) == 2 for group in outcome.groups)
     assert runs[0].environment()["threads"] == max(1, os.cpu_count() // 2)
     before = {run.folder: run.log_path.stat().st_mtime_ns for run in runs}
@@ -99,7 +102,9 @@ class Deadly(Regression):
 
 
 @pytest.mark.parametrize("columns", [13, 7, 5], ids=["always", "once", "an exception"])
-def test_a_worker_that_dies_is_tried_again_and_the_others_go_on(sweep, tmp_path, monkeypatch, columns):
+def test_a_worker_that_dies_is_tried_again_and_the_others_go_on(
+    sweep, tmp_path, monkeypatch, columns
+):
     monkeypatch.setenv("STEPTUNED_TEST_FOLDER", str(tmp_path))
     monkeypatch.setattr("steptuned.lab.engine.work", deadly_work)
     specs = [make_spec(budget=100, seed=seed) for seed in range(4)]
@@ -107,11 +112,21 @@ def test_a_worker_that_dies_is_tried_again_and_the_others_go_on(sweep, tmp_path,
     sweep._stage("test", specs)
     runs = [folder_of(sweep.store, spec) for spec in specs]
     expected = "finished" if columns == 7 else "failed"
-    assert [run.status() for run in runs] == ["finished", expected, "finished", "finished", "finished"]
+    assert [run.status() for run in runs] == [
+        "finished",
+        expected,
+        "finished",
+        "finished",
+        "finished",
+    ]
     assert len(sweep.failed) == (expected == "failed")
     if expected == "failed":
         reason = runs[1].failure()["reason"]
-        assert reason == ("its process died twice" if columns == 13 else "ZeroDivisionError: an error of the problem's own")
+        assert reason == (
+            "its process died twice"
+            if columns == 13
+            else "ZeroDivisionError: an error of the problem's own"
+        )
         sweep.failed.clear()
         sweep._stage("test", specs)  # a failed run is tried anew by the next sweep
         assert len(sweep.failed) == 1

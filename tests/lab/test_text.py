@@ -20,7 +20,15 @@ from steptuned.lab.store import Store
 from test_store import ENVIRONMENT, finished, interrupted, numbers
 
 CPU = torch.device("cpu")
-SMALL = {"rows": 50, "test_rows": 12, "context": 16, "width": 16, "depth": 2, "heads": 2, "batch": 8}
+SMALL = {
+    "rows": 50,
+    "test_rows": 12,
+    "context": 16,
+    "width": 16,
+    "depth": 2,
+    "heads": 2,
+    "batch": 8,
+}
 
 
 def make(seed=0, **options):
@@ -85,7 +93,9 @@ def test_what_is_logged_is_the_loss_of_the_judged_windows_with_its_regularisatio
     assert record["loss"] == pytest.approx(plain + penalty, rel=1e-5)
     likelihood = torch.log_softmax(scores, 2).gather(2, problem.test[1][:, :, None])
     assert record["test loss"] == pytest.approx(-likelihood.mean().item(), rel=1e-5)
-    assert record["accuracy"] == pytest.approx((scores.argmax(2) == problem.test[1]).double().mean().item())
+    assert record["accuracy"] == pytest.approx(
+        (scores.argmax(2) == problem.test[1]).double().mean().item()
+    )
     assert record["loss"] > 4, "about log 96 at the start"
 
 
@@ -99,7 +109,13 @@ def test_with_dropout_j_is_one_function_and_the_test_has_none():
 @pytest.mark.parametrize("after", [9, 10])
 @pytest.mark.parametrize("method", ["step-tuned-sgd", "momentum", "adamw"])
 def test_a_run_with_dropout_goes_on_with_the_same_numbers(tmp_path, monkeypatch, method, after):
-    spec = {"problem": "text", "method": method, "budget": 20, "log_every": 3, "options": {**SMALL, "dropout": 0.3}}
+    spec = {
+        "problem": "text",
+        "method": method,
+        "budget": 20,
+        "log_every": 3,
+        "options": {**SMALL, "dropout": 0.3},
+    }
     expected = numbers(finished(Store(tmp_path / "undisturbed"), **spec))
     run = interrupted(Store(tmp_path / "disturbed"), monkeypatch, after, **spec)
     assert execute(run, ENVIRONMENT) == "finished"
@@ -113,7 +129,9 @@ def test_a_run_knows_its_text_and_does_not_go_on_with_another(tmp_path):
     problem = make()
     state = problem.state_dict()
     problem.load_state_dict(state)
-    with pytest.raises(DataError, match=rf"began with another text \(f00\) than this Python's \({checksum()}\)"):
+    with pytest.raises(
+        DataError, match=rf"began with another text \(f00\) than this Python's \({checksum()}\)"
+    ):
         problem.load_state_dict({**state, "text": "f00"})
 
 
@@ -132,8 +150,12 @@ def test_an_option_that_cannot_be_is_said_in_one_sentence(options, sentence):
 
 
 TORCH = {
-    "momentum": lambda parameters, decay: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=decay),
-    "adamw": lambda parameters, decay: torch.optim.AdamW(parameters, 0.001, weight_decay=0.01 + decay),
+    "momentum": lambda parameters, decay: torch.optim.SGD(
+        parameters, 0.1, momentum=0.9, weight_decay=decay
+    ),
+    "adamw": lambda parameters, decay: torch.optim.AdamW(
+        parameters, 0.001, weight_decay=0.01 + decay
+    ),
 }
 
 
@@ -162,9 +184,19 @@ def test_momentum_and_adamw_are_torchs_with_the_decay_of_sgd(name, weight_decay)
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_experiment_gives_every_method_the_same_back_propagations_and_decay(scale):
     experiment = load(paper_experiments()["text"], scale)
-    assert [entry.name for entry in experiment.entries] == ["sgd", "momentum", "adamw", "step-tuned-sgd"]
-    specs = [experiment.spec(entry, entry.grid()[0], 0, 0, experiment.budget) for entry in experiment.entries]
+    assert [entry.name for entry in experiment.entries] == [
+        "sgd",
+        "momentum",
+        "adamw",
+        "step-tuned-sgd",
+    ]
+    specs = [
+        experiment.spec(entry, entry.grid()[0], 0, 0, experiment.budget)
+        for entry in experiment.entries
+    ]
     assert len({spec.budget for spec in specs}) == 1
     assert {spec.hyper["decay"] for spec in specs} == {"epoch"}
-    assert {spec.options["weight_decay"] for spec in specs} == {0.0}, "so AdamW minimises the same J"
+    assert {spec.options["weight_decay"] for spec in specs} == {0.0}, (
+        "so AdamW minimises the same J"
+    )
     assert PROBLEMS[experiment.problem] is Text

@@ -20,12 +20,16 @@ from steptuned.lab.timing import Clock, Size, measure
 @pytest.fixture
 def quick(small, monkeypatch):
     monkeypatch.setitem(timing.SIZES, "demo", Size(4, 0.01))
-    monkeypatch.setitem(TABLE_1, "e", {**TABLE_1["e"], "options": {**TABLE_1["e"]["options"], "batch": 8}})
+    monkeypatch.setitem(
+        TABLE_1, "e", {**TABLE_1["e"], "options": {**TABLE_1["e"]["options"], "batch": 8}}
+    )
 
 
 def made_up(letter="a", sgd=(1.0, 2.0, 4.0), tuned=(1.1, 2.0, 3.6)):
     seconds = {name: list(sgd) for name in TIMED} | {"step-tuned-sgd": list(tuned)}
-    return Timing(letter, "small", 10, seconds, {name: [0.001] for name in TIMED}, [0.0005], {"threads": 1})
+    return Timing(
+        letter, "small", 10, seconds, {name: [0.001] for name in TIMED}, [0.0005], {"threads": 1}
+    )
 
 
 def test_every_method_is_timed_in_every_round_in_whole_iterations(quick):
@@ -35,7 +39,11 @@ def test_every_method_is_timed_in_every_round_in_whole_iterations(quick):
     assert measured.back_propagations % 2 == 0
     assert measured.ratio("sgd") == (1.0, 1.0, 1.0)
     for name in TIMED:
-        assert 0 < np.median(measured.optimizer[name]) < np.median(measured.seconds[name]) / measured.back_propagations
+        assert (
+            0
+            < np.median(measured.optimizer[name])
+            < np.median(measured.seconds[name]) / measured.back_propagations
+        )
     assert measured.environment["torch"] == torch.__version__
 
 
@@ -105,7 +113,14 @@ def test_measurements_are_kept_and_a_damaged_one_is_measured_again(tmp_path):
 
 
 def test_the_table_has_the_papers_values_beside_ours():
-    assert PAPER["step-tuned-sgd"] == {"a": 1.67, "b": 1.71, "c": 1.20, "d": 1.47, "e": 0.71, "f": 0.88}
+    assert PAPER["step-tuned-sgd"] == {
+        "a": 1.67,
+        "b": 1.71,
+        "c": 1.20,
+        "d": 1.47,
+        "e": 0.71,
+        "f": 0.88,
+    }
     ratios, profile = wall_clock([made_up("a"), made_up("e", tuned=(0.5, 1.0, 2.0))])
     assert ratios.columns[-3] == "Step-Tuned SGD [paper]"
     assert ratios.rows[0][-3] == "1.000 (0.950 to 1.050) [1.67]"

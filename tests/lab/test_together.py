@@ -48,7 +48,14 @@ class Started:
     def __init__(self, folder, small, *arguments, script="on_ranks.py"):
         pickled = folder / "small"
         pickled.write_bytes(pickle.dumps(small))
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "3",
+        ]
         command = [*launcher, HERE / script, pickled, *arguments]
         environment = {
             **os.environ,
@@ -56,7 +63,12 @@ class Started:
             "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
         }
         self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
 
     def __enter__(self):
@@ -73,11 +85,20 @@ class Started:
 
     def rank(self, index):
         """The process of a rank."""
-        (found,) = [pid for pid in self.ranks() if f"\0RANK={index}\0" in Path(f"/proc/{pid}/environ").read_text()]
+        (found,) = [
+            pid
+            for pid in self.ranks()
+            if f"\0RANK={index}\0" in Path(f"/proc/{pid}/environ").read_text()
+        ]
         return found
 
     def ranks(self):
-        return [int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+        return [
+            int(pid)
+            for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            .read_text()
+            .split()
+        ]
 
 
 def all_numbers(folder):
@@ -89,12 +110,23 @@ def files(tmp_path):
     """A network without noise, and one with dropout, on mini-batches of which the last is short."""
     sizes = {"plain": ("lenet", 67, 32, 12), "noisy": ("nin", 60, 16, 14)}
     for name, (network, rows, batch, budget) in sizes.items():
-        (tmp_path / f"{name}.toml").write_text(EXPERIMENT.format(network=network, rows=rows, batch=batch, budget=budget))
+        (tmp_path / f"{name}.toml").write_text(
+            EXPERIMENT.format(network=network, rows=rows, batch=batch, budget=budget)
+        )
     return [tmp_path / f"{name}.toml" for name in sizes]
 
 
 def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
-    with Started(tmp_path, small, "run", *files, "--out", tmp_path / "undisturbed", "--checkpoint-seconds", "1000") as started:
+    with Started(
+        tmp_path,
+        small,
+        "run",
+        *files,
+        "--out",
+        tmp_path / "undisturbed",
+        "--checkpoint-seconds",
+        "1000",
+    ) as started:
         code, said = started.end()
     assert code == 0, said
     assert said.count("a large run, on 3 ranks") >= 2
@@ -105,16 +137,27 @@ def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
 
     # One process, on the joined mini-batches: the same way up to rounding, which is that of single precision.
     experiment = load(files[0], "paper")
-    spec = experiment.spec(experiment.entries[0], experiment.entries[0].grid()[0], 1, 0, experiment.budget)
+    spec = experiment.spec(
+        experiment.entries[0], experiment.entries[0].grid()[0], 1, 0, experiment.budget
+    )
     problem = PROBLEMS[spec.problem].from_dict(spec.options, spec.seed, torch.device("cpu"))
     driver = Driver(spec.method, problem, spec.hyper)
-    (together,) = [r for r in undisturbed.runs() if r.spec.options["network"] == "lenet" and r.spec.seed == spec.seed]
+    (together,) = [
+        r
+        for r in undisturbed.runs()
+        if r.spec.options["network"] == "lenet" and r.spec.seed == spec.seed
+    ]
     for record in together.records():
         while driver.batches * 2 < record["bp"] or driver._pass:
             driver.advance()
         alone = {**problem.evaluate(), **driver.diagnostics()}
         assert record["samples"] == driver.samples
-        for name, within in {"loss": 1e-4, "plain loss": 1e-4, "test loss": 1e-4, "gamma": 1e-2}.items():
+        for name, within in {
+            "loss": 1e-4,
+            "plain loss": 1e-4,
+            "test loss": 1e-4,
+            "gamma": 1e-2,
+        }.items():
             assert record[name] == pytest.approx(alone[name], rel=within), name
 
     # A rank is killed in the middle of the second run; the same command goes on.
@@ -142,7 +185,11 @@ def test_no_thread_of_the_process_group_outlives_the_work(tmp_path, small, files
     with Started(tmp_path, small, *arguments, script="ending_on_ranks.py") as started:
         code, said = started.end()
     assert code == 0, said
-    assert {rank: (tmp_path / f"ended-{rank}").read_text() for rank in range(3)} == {0: "", 1: "", 2: ""}
+    assert {rank: (tmp_path / f"ended-{rank}").read_text() for rank in range(3)} == {
+        0: "",
+        1: "",
+        2: "",
+    }
 
 
 @pytest.mark.parametrize(
@@ -154,7 +201,16 @@ def test_no_thread_of_the_process_group_outlives_the_work(tmp_path, small, files
     ],
 )
 def test_a_rank_that_fails_waits_for_no_other_rank(tmp_path, small, files, how, sentence):
-    arguments = (tmp_path, how, "run", files[0], "--out", tmp_path / "out", "--checkpoint-seconds", "0")
+    arguments = (
+        tmp_path,
+        how,
+        "run",
+        files[0],
+        "--out",
+        tmp_path / "out",
+        "--checkpoint-seconds",
+        "0",
+    )
     with Started(tmp_path, small, *arguments, script="ending_on_ranks.py") as started:
         code, said = started.end()
     assert code == 1, said
@@ -164,7 +220,9 @@ def test_a_rank_that_fails_waits_for_no_other_rank(tmp_path, small, files, how, 
 
 def test_the_network_that_is_judged_is_the_same_on_all_ranks(tmp_path, small):
     """BatchNorm has statistics of each rank's rows; those of the lead count."""
-    with Started(tmp_path, small, tmp_path / "said.json", script="evaluation_on_ranks.py") as started:
+    with Started(
+        tmp_path, small, tmp_path / "said.json", script="evaluation_on_ranks.py"
+    ) as started:
         code, said = started.end()
     assert code == 0, said
     values = json.loads((tmp_path / "said.json").read_text())
@@ -177,21 +235,40 @@ def test_the_network_that_is_judged_is_the_same_on_all_ranks(tmp_path, small):
 
 def test_what_cannot_be_divided_is_refused_in_one_sentence(tmp_path, small):
     path = tmp_path / "experiment.toml"
-    path.write_text('title = "x"\nfigure = "loss"\nproblem = "regression"\nbudget = { epochs = 1 }\n[methods.sgd]\nlr = 1.0\n')
+    path.write_text(
+        'title = "x"\nfigure = "loss"\nproblem = "regression"\nbudget = { epochs = 1 }\n[methods.sgd]\nlr = 1.0\n'
+    )
     with Started(tmp_path, small, "run", path, "--out", tmp_path / "out") as started:
         code, said = started.end()
     assert code == 1
     assert "Traceback" not in said.split("ChildFailedError")[0].split("torch/distributed")[0]
     assert "failed: sgd" in said
-    assert "regression has no network, so it cannot be divided among ranks" in " ".join(said.split())
+    assert "regression has no network, so it cannot be divided among ranks" in " ".join(
+        said.split()
+    )
 
 
 def test_options_that_do_not_go_with_torchrun_are_refused_by_the_lead_alone(tmp_path, files):
-    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environment = {
+        **os.environ,
+        "TORCHELASTIC_RUN_ID": "x",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     said = []
     for rank in "01":
         done = subprocess.run(
-            [sys.executable, "-m", "steptuned", "run", files[0], "--jobs", "2", "--out", tmp_path / "out"],
+            [
+                sys.executable,
+                "-m",
+                "steptuned",
+                "run",
+                files[0],
+                "--jobs",
+                "2",
+                "--out",
+                tmp_path / "out",
+            ],
             env={**environment, "RANK": rank, "LOCAL_RANK": rank},
             capture_output=True,
             text=True,
@@ -220,7 +297,9 @@ def test_weighted_parts_average_to_the_whole(rows, number):
     parts = [rank.shard(torch.arange(rows)) for rank in ranks_of(number)]
     averaged = sum(losses[mine].mean() * weight for mine, weight in parts) / number
     torch.testing.assert_close(averaged, losses.mean())
-    assert sorted(row for mine, weight in parts if weight for row in mine.tolist()) == list(range(rows))
+    assert sorted(row for mine, weight in parts if weight for row in mine.tolist()) == list(
+        range(rows)
+    )
     assert torch.equal(Ranks().shard(torch.arange(rows))[0], torch.arange(rows))
 
 
@@ -228,7 +307,9 @@ def test_a_line_search_is_refused_before_any_other_rank_knows_of_it(tmp_path):
     run = folder_of(Store(tmp_path), make_spec("armijo", "digits"))
     engine = TorchrunEngine(ranks_of(2)[0], WorkerConfig())
     assert list(engine.process([run])) == [run]
-    assert run.failure()["reason"].startswith("IndivisibleError: armijo compares losses, of which every rank has its own")
+    assert run.failure()["reason"].startswith(
+        "IndivisibleError: armijo compares losses, of which every rank has its own"
+    )
 
 
 def test_the_number_of_ranks_is_part_of_the_identity_where_there_are_several(files):

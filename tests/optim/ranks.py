@@ -48,7 +48,9 @@ def make_optimizer(model, **options):
 
 def mini_batch(k, inputs=6, outputs=3, dtype=torch.float64):
     generator = torch.Generator().manual_seed(k)
-    x, y = (torch.randn(ROWS, n, generator=generator, dtype=torch.float64) for n in (inputs, outputs))
+    x, y = (
+        torch.randn(ROWS, n, generator=generator, dtype=torch.float64) for n in (inputs, outputs)
+    )
     return x.to(dtype), y.to(dtype)
 
 
@@ -69,7 +71,12 @@ def back_propagate(model, k, part=None, between=lambda: None, **kind):
 def theta(model):
     """The point, whole on every rank."""
     with torch.no_grad():
-        return torch.cat([(p.full_tensor() if isinstance(p, DTensor) else p).reshape(-1).clone() for p in model.parameters()])
+        return torch.cat(
+            [
+                (p.full_tensor() if isinstance(p, DTensor) else p).reshape(-1).clone()
+                for p in model.parameters()
+            ]
+        )
 
 
 def walk(model, opt, iterations, part=None, between=lambda: None, start=0, **kind):
@@ -162,7 +169,9 @@ def line():
 
 
 def square():
-    return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(
+        "cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard")
+    )
 
 
 def fsdp(folder):
@@ -234,7 +243,9 @@ def scaled(model, part=None):
             if (k, half) == (3, 1):
                 spoilt[1] = torch.inf
             opt.zero_grad()
-            scaler.scale(STEEP * nn.functional.mse_loss(model(mine(x, part)), mine(spoilt, part))).backward()
+            scaler.scale(
+                STEEP * nn.functional.mse_loss(model(mine(x, part)), mine(spoilt, part))
+            ).backward()
             scaler.step(view)
         scaler.update()
         found["theta"].append(theta(model))
@@ -258,7 +269,9 @@ def tensor(folder):
 
 
 def tensor_and_fsdp(folder):
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor")
+    )
     mesh._flatten()  # as DTensor advises: sums over both dimensions are one collective then
     model = sharded(tensor_parallel(Network((6, 8, 8, 3)), mesh["tensor"]), mesh["data"])
     return walk(model, make_optimizer(model), 15, part=(mesh.get_local_rank("data"), mesh.size(0)))
@@ -271,16 +284,28 @@ VARIANTS = {
     "relative, every other": {"relative": True, "tune_every": 2},
     "per group": {"per_group": True},
     "AdamW": {"base": torch.optim.AdamW, "lr": 0.01, "tune_every": 3},
-    "momentum": {"base": torch.optim.SGD, "momentum": 0.9, "lr": 0.01, "tune_every": 2, "per_group": True},
+    "momentum": {
+        "base": torch.optim.SGD,
+        "momentum": 0.9,
+        "lr": 0.01,
+        "tune_every": 2,
+        "per_group": True,
+    },
 }
 
 
 def ddp_variants(folder):
-    return {name: walk(*pair(DistributedDataParallel(Network()), options), 20) for name, options in VARIANTS.items()}
+    return {
+        name: walk(*pair(DistributedDataParallel(Network()), options), 20)
+        for name, options in VARIANTS.items()
+    }
 
 
 def fsdp_variants(folder):
-    return {name: walk(*pair(sharded(Network(), line()), options), 20) for name, options in VARIANTS.items()}
+    return {
+        name: walk(*pair(sharded(Network(), line()), options), 20)
+        for name, options in VARIANTS.items()
+    }
 
 
 def fsdp_variants_resumed(folder):
@@ -292,7 +317,9 @@ def fsdp_variants_resumed(folder):
             k = advance(model, opt, 0, moment)
             where = folder / f"{name}-{moment}"
             save(model, opt, where)
-            other, resumed = pair(sharded(Network(), line()), options | {"lr": 0.7})  # what is loaded counts
+            other, resumed = pair(
+                sharded(Network(), line()), options | {"lr": 0.7}
+            )  # what is loaded counts
             load(other, resumed, where)
             advance(other, resumed, k, PASSES - moment)
             found[name, moment] = {"theta": theta(other), "gamma": resumed.gamma}
@@ -304,8 +331,13 @@ def pair(model, options):
         return model, make_optimizer(model, **options)
     of_base = {name: options[name] for name in ("lr", "momentum") if name in options}
     rest = {name: value for name, value in options.items() if name not in ("base", *of_base)}
-    weights, biases = ([p for p in model.parameters() if (p.dim() > 1) == many] for many in (True, False))
-    groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "lr": of_base["lr"] / 2}]
+    weights, biases = (
+        [p for p in model.parameters() if (p.dim() > 1) == many] for many in (True, False)
+    )
+    groups = [
+        {"params": weights, "weight_decay": 0.01},
+        {"params": biases, "lr": of_base["lr"] / 2},
+    ]
     return model, StepTuned(options["base"](groups, **of_base), max_grad_norm=0.5, **rest)
 
 
@@ -395,7 +427,9 @@ def killed(folder):
 
 def refusals(folder):
     """Each case's sentence."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # here, because it warns of itself when it is imported
+    from torch.distributed.optim import (
+        ZeroRedundancyOptimizer,
+    )  # here, because it warns of itself when it is imported
 
     def said(work):
         try:
@@ -423,10 +457,20 @@ def refusals(folder):
     plain = make_optimizer(single)
     walk(single, plain, 1)
     return {
-        "ZeRO": said(lambda: ZeroRedundancyOptimizer(Network().parameters(), optimizer_class=StepTunedSGD, lr=0.1)),
-        "FSDP1": said(lambda: StepTunedSGD(FullyShardedDataParallel(Network(), device_id="cpu").parameters())),
+        "ZeRO": said(
+            lambda: ZeroRedundancyOptimizer(
+                Network().parameters(), optimizer_class=StepTunedSGD, lr=0.1
+            )
+        ),
+        "FSDP1": said(
+            lambda: StepTunedSGD(FullyShardedDataParallel(Network(), device_id="cpu").parameters())
+        ),
         "FSDP1, its parameters": said(
-            lambda: StepTunedSGD(FullyShardedDataParallel(Network(), device_id="cpu", use_orig_params=True).parameters())
+            lambda: StepTunedSGD(
+                FullyShardedDataParallel(
+                    Network(), device_id="cpu", use_orig_params=True
+                ).parameters()
+            )
         ),
         "elsewhere": said(lambda: StepTunedSGD([nn.Parameter(elsewhere)])),
         "another way": said(lambda: opt.load_state_dict(plain.state_dict())),

@@ -20,7 +20,10 @@ def setup(**options):
 
 def data(n=1):
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator)) for _ in range(n)]
+    return [
+        (torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator))
+        for _ in range(n)
+    ]
 
 
 def backward(model, x, y, scaler=None, overflow=False):
@@ -47,10 +50,14 @@ def scaled_iteration(model, opt, scaler, x, y, overflow=()):
 def values(model, opt):
     group = opt.param_groups[0]
     G = [state["G"] for state in opt.state.values()]
-    return copy.deepcopy((dict(model.state_dict()), G, group["gamma"], group["k"], group["curvature"]))
+    return copy.deepcopy(
+        (dict(model.state_dict()), G, group["gamma"], group["k"], group["curvature"])
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.01, "max_grad_norm": 0.5}, {"maximize": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"weight_decay": 0.01, "max_grad_norm": 0.5}, {"maximize": True}]
+)
 def test_the_scaler_recipe_gives_the_same_as_no_scaler(options):
     plain_model, plain = setup(**options)
     model, opt = setup(**options)
@@ -83,7 +90,9 @@ def test_a_disabled_scaler_is_no_scaler():
 
 @pytest.mark.parametrize("overflow", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_an_overflow_skips_its_pass_and_the_measurement_and_halves_the_scale_once(overflow, weight_decay):
+def test_an_overflow_skips_its_pass_and_the_measurement_and_halves_the_scale_once(
+    overflow, weight_decay
+):
     model, opt = setup(weight_decay=weight_decay)
     scaler = make_scaler()
     batches = data(5)
@@ -206,7 +215,11 @@ def test_no_error_during_a_scaled_step_scales_a_later_one(culprit):
     scaler.step(opt.first_pass)
     backward(model, *batches[0], scaler)
     if culprit != "closure for the half":
-        hook = opt.register_step_pre_hook(fail) if culprit == "pre-hook" else opt.register_step_post_hook(fail)
+        hook = (
+            opt.register_step_pre_hook(fail)
+            if culprit == "pre-hook"
+            else opt.register_step_post_hook(fail)
+        )
         with pytest.raises(KeyError):
             scaler.step(opt)
         hook.remove()
@@ -247,7 +260,9 @@ def test_gradients_unscaled_for_the_wrong_half_are_refused_before_anything_moves
     model, opt = setup()
     (x, y), *_ = data(1)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match=r"would unscale them again: call scaler\.unscale_\(opt\.first_pass\)"):
+    with pytest.raises(
+        RuntimeError, match=r"would unscale them again: call scaler\.unscale_\(opt\.first_pass\)"
+    ):
         unscaled_for_the_wrong_half(model, opt, make_scaler(), x, y)
     assert same([p.detach() for p in model.parameters()], before)
     scaled_iteration(model, opt, make_scaler(), x, y)
@@ -292,7 +307,9 @@ def test_low_precision_parameters_are_measured_along_the_real_displacement(dtype
     torch.manual_seed(0)
     theta = torch.randn(50).to(dtype).requires_grad_()
     A = torch.randn(50, 50) / 7
-    opt = StepTunedSGD([theta], lr=0.02, beta=0.5, bounds=(1e-3, 1e3), weight_decay=weight_decay, decay_every=None)
+    opt = StepTunedSGD(
+        [theta], lr=0.02, beta=0.5, bounds=(1e-3, 1e3), weight_decay=weight_decay, decay_every=None
+    )
     G = torch.zeros(50, dtype=torch.float64)
     gamma = 1.0
     for k in range(8):
@@ -305,7 +322,9 @@ def test_low_precision_parameters_are_measured_along_the_real_displacement(dtype
         moved = points[2].double() - points[1].double()
         G = 0.5 * G + 0.5 * (gradients[1] - gradients[0])
         curvature = (G @ moved / (1 - 0.5 ** (k + 1))).item()
-        assert math.isclose(opt.curvature.item(), curvature / (moved @ moved).item(), rel_tol=1e-4, abs_tol=1e-9)
+        assert math.isclose(
+            opt.curvature.item(), curvature / (moved @ moved).item(), rel_tol=1e-4, abs_tol=1e-9
+        )
         gamma = (moved @ moved).item() / curvature if curvature > 0 else 2.0
         assert math.isclose(opt.gamma.item(), min(max(gamma, 1e-3), 1e3), rel_tol=1e-4)
     state = opt.state[theta]
@@ -322,14 +341,20 @@ def test_a_low_precision_parameter_without_a_second_gradient_counts_with_its_rea
     for k in range(2):
         start = theta.detach().double()
         for i in opt.passes():
-            theta.grad = torch.tensor([0.1, 0.1], dtype=torch.bfloat16) * (1 + i) if k == 0 or i == 0 else None
+            theta.grad = (
+                torch.tensor([0.1, 0.1], dtype=torch.bfloat16) * (1 + i)
+                if k == 0 or i == 0
+                else None
+            )
             other.grad = torch.zeros(1)
             if k == 1 and i == 1:
                 moved = theta.detach().double() - start
                 G = opt.state[theta]["G"].double()
     assert moved[1] == 0, "0.1 is less than the rounding of 100"
     # the second measurement: G fades to half, its debias is 1 / (1 - 0.5^2)
-    assert opt.curvature.item() == pytest.approx((0.5 * G @ moved / 0.75 / (moved @ moved)).item(), rel=1e-6)
+    assert opt.curvature.item() == pytest.approx(
+        (0.5 * G @ moved / 0.75 / (moved @ moved)).item(), rel=1e-6
+    )
 
 
 def test_the_warning_about_low_precision_comes_once():

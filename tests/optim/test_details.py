@@ -41,11 +41,17 @@ def test_layouts_that_change_between_the_passes(monkeypatch):
             (torch.channels_last, torch.contiguous_format),
         ):
             torch.manual_seed(0)
-            p = torch.randn(2, 3, 2, 2, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+            p = (
+                torch.randn(2, 3, 2, 2, dtype=torch.float64)
+                .to(memory_format=torch.channels_last)
+                .requires_grad_()
+            )
             opt = StepTunedSGD([p], lr=0.1, bounds=(0.01, 100.0), **options)
             for _ in range(4):
                 for i in opt.passes():
-                    p.grad = (torch.sin(3 * p.detach()) * p.detach()).contiguous(memory_format=layouts[i])
+                    p.grad = (torch.sin(3 * p.detach()) * p.detach()).contiguous(
+                        memory_format=layouts[i]
+                    )
             runs.append((p.detach().contiguous(), opt.gamma))
         for theta, gamma in runs[1:]:
             torch.testing.assert_close(theta, runs[0][0], rtol=1e-10, atol=1e-12)
@@ -54,13 +60,20 @@ def test_layouts_that_change_between_the_passes(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:parameters are:UserWarning")
 @pytest.mark.parametrize(
-    "dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float64)]
+    "dtypes",
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64),
+    ],
 )
 def test_dtypes_may_be_mixed_in_one_group(dtypes):
     def run(split):
         torch.manual_seed(0)
         params = [torch.randn(30).to(d).requires_grad_() for d in dtypes]
-        opt = StepTunedSGD([{"params": [p]} for p in params] if split else params, lr=0.03, bounds=(1e-3, 1e3))
+        opt = StepTunedSGD(
+            [{"params": [p]} for p in params] if split else params, lr=0.03, bounds=(1e-3, 1e3)
+        )
         for _ in range(6):
             for _ in opt.passes():
                 for p in params:
@@ -82,9 +95,17 @@ def test_a_bucket_is_on_one_device():
 def test_foreach_false_is_one_after_the_other_and_full_bounds_lists(monkeypatch):
     sizes = []
     first_pass = flat.first_pass
-    monkeypatch.setattr(flat, "first_pass", lambda p, *rest: (sizes.append([t.numel() for t in p]), first_pass(p, *rest))[1])
+    monkeypatch.setattr(
+        flat,
+        "first_pass",
+        lambda p, *rest: (sizes.append([t.numel() for t in p]), first_pass(p, *rest))[1],
+    )
     params = [torch.ones(4, requires_grad=True) for _ in range(5)]
-    for foreach, full, expected in ((False, 1 << 24, [[4]] * 5), (None, 1 << 24, [[4] * 5]), (None, 8, [[4, 4], [4, 4], [4]])):
+    for foreach, full, expected in (
+        (False, 1 << 24, [[4]] * 5),
+        (None, 1 << 24, [[4] * 5]),
+        (None, 8, [[4, 4], [4, 4], [4]]),
+    ):
         monkeypatch.setattr("steptuned.optim.bucket.FULL", full)
         sizes.clear()
         for p in params:
@@ -255,7 +276,13 @@ def test_unscaling_changes_no_gradient():
     "options",
     [
         {"lr": 1.0, "max_grad_norm": 0.03, "bounds": (0.05, 10.0), "decay_every": 1},
-        {"lr": 1.0, "max_grad_norm": 0.03, "weight_decay": 0.02, "bounds": (0.05, 10.0), "decay_every": 1},
+        {
+            "lr": 1.0,
+            "max_grad_norm": 0.03,
+            "weight_decay": 0.02,
+            "bounds": (0.05, 10.0),
+            "decay_every": 1,
+        },
     ],
 )
 def test_clipping_in_chunks(options, monkeypatch):
@@ -297,13 +324,21 @@ def test_an_ignored_measurement_is_in_no_share_and_no_streak():
         iterate()
     iterate(bad=True)
     stats = opt.stats()
-    assert (stats.iterations, stats.negative, stats.at_lower, stats.at_upper, stats.ignored) == (4, 0.0, 0.75, 0.0, 1)
+    assert (stats.iterations, stats.negative, stats.at_lower, stats.at_upper, stats.ignored) == (
+        4,
+        0.0,
+        0.75,
+        0.0,
+        1,
+    )
     assert opt.param_groups[0]["streak"] == -3
 
 
 @pytest.mark.filterwarnings("ignore:parameters are:UserWarning")
 def test_a_low_precision_parameter_without_second_gradient():
-    theta, other = (torch.full((3,), v, dtype=torch.bfloat16, requires_grad=True) for v in (1.0, 1.0))
+    theta, other = (
+        torch.full((3,), v, dtype=torch.bfloat16, requires_grad=True) for v in (1.0, 1.0)
+    )
     opt = StepTunedSGD([theta, other], lr=0.1, beta=0.5, bounds=(1e-6, 1e6), decay_every=None)
     for i in opt.passes():
         theta.grad = torch.full((3,), 1.0 - 0.5 * i, dtype=torch.bfloat16)
@@ -330,7 +365,9 @@ def test_the_displacement_itself_is_not_rounded():
     moved = theta.detach().double() - 1
     theta.grad = torch.full((3,), 0.5, dtype=torch.bfloat16)
     opt.step()
-    assert math.isclose(opt.curvature.item(), ((-0.5 * moved).sum() / (moved @ moved)).item(), rel_tol=1e-6)
+    assert math.isclose(
+        opt.curvature.item(), ((-0.5 * moved).sum() / (moved @ moved)).item(), rel_tol=1e-6
+    )
 
 
 @pytest.mark.parametrize("size", [10, 1 << 16])
@@ -367,7 +404,8 @@ def test_after_loading_all_groups_share_the_scalars():
     _, opt = make()
     saved = opt.state_dict()
     saved["param_groups"] = [
-        {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in g.items()} for g in saved["param_groups"]
+        {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in g.items()}
+        for g in saved["param_groups"]
     ]
     params, other = make()
     other.load_state_dict(saved)
@@ -518,7 +556,12 @@ def test_barzilai_borwein_where_the_curvature_is_negative():
     theta = torch.tensor(problem.start, requires_grad=True)
     opt = BarzilaiBorweinGD([theta], lr=0.02)
     curvatures = []
-    for expected, gamma in islice(reference.barzilai_borwein(problem.start, lambda k, t: problem.full_gradient(t), alpha=0.02), 30):
+    for expected, gamma in islice(
+        reference.barzilai_borwein(
+            problem.start, lambda k, t: problem.full_gradient(t), alpha=0.02
+        ),
+        30,
+    ):
         opt.zero_grad()
         problem.torch_loss(None, theta).backward()
         opt.step()
@@ -599,7 +642,9 @@ def test_companions_with_groups_kept_gradients_and_a_parameter_without(cls):
     twin = {
         StepTunedGD: lambda: reference.step_tuned_gd(start, gradient, alpha=alpha, nu=2.0),
         BarzilaiBorweinGD: lambda: reference.barzilai_borwein(start, gradient, alpha=alpha),
-        StochasticGV: lambda: reference.stochastic_gv(start, gradient, alpha=alpha, nu=2.0, m=0.5, M=2.0, delta=0.001),
+        StochasticGV: lambda: reference.stochastic_gv(
+            start, gradient, alpha=alpha, nu=2.0, m=0.5, M=2.0, delta=0.001
+        ),
     }[cls]()
     for expected, gamma, *_ in islice(twin, 12):
         opt.zero_grad(set_to_none=False)
@@ -670,6 +715,8 @@ def test_armijo_with_gradients_that_are_kept():
         return loss
 
     opt.step(closure)
-    torch.testing.assert_close(theta.detach(), torch.tensor([1.0, -2.0]) * (1 - 2 * 3.0 * opt.scale))
+    torch.testing.assert_close(
+        theta.detach(), torch.tensor([1.0, -2.0]) * (1 - 2 * 3.0 * opt.scale)
+    )
     assert opt.scale == 0.25
     torch.testing.assert_close(theta.grad, torch.tensor([2.0, -4.0]))

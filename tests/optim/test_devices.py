@@ -37,16 +37,26 @@ def test_no_step_looks_at_a_value_of_the_device(options, scaled):
                 p.grad = torch.empty_like(p)
             turn = opt.first_pass if half else opt
             if scaled:
-                turn.grad_scale, turn.found_inf = torch.empty((), device="meta"), torch.empty((), device="meta")
+                turn.grad_scale, turn.found_inf = (
+                    torch.empty((), device="meta"),
+                    torch.empty((), device="meta"),
+                )
             turn.step()
             if scaled:
                 del turn.grad_scale, turn.found_inf
-            assert opt.gamma.device == opt.raw_gamma.device == opt.curvature.device == torch.device("meta")
+            assert (
+                opt.gamma.device
+                == opt.raw_gamma.device
+                == opt.curvature.device
+                == torch.device("meta")
+            )
             assert opt.param_groups[0]["effective_lr"].device.type == "meta"
     assert all(state["G"].device.type == "meta" for state in opt.state.values())
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 1.0}, {"maximize": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 1.0}, {"maximize": True}]
+)
 def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors(options, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     from launches import SHAPES, launches
@@ -99,7 +109,11 @@ def test_each_pass_compiles_to_one_full_graph_and_never_again(options, monkeypat
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(opt.gamma, gamma, rtol=1e-8, atol=0)
     for counter in counters.values():
-        graphs = [graph for graph in counter.graphs if any(node.op == "call_function" for node in graph.graph.nodes)]
+        graphs = [
+            graph
+            for graph in counter.graphs
+            if any(node.op == "call_function" for node in graph.graph.nodes)
+        ]
         assert len(graphs) == 1
 
 
@@ -109,7 +123,10 @@ def test_a_compiled_step_gives_the_same():
     model, opt = make()
     expected = train(model, opt)
     model, opt = make()
-    step, half_step = torch.compile(opt.step, backend="aot_eager"), torch.compile(opt.half_step, backend="aot_eager")
+    step, half_step = (
+        torch.compile(opt.step, backend="aot_eager"),
+        torch.compile(opt.half_step, backend="aot_eager"),
+    )
     for k in range(8):
         x = torch.randn(8, 5, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
         for act in (half_step, step):
@@ -174,7 +191,11 @@ def compiled_run(step, what, make_layer, backend="aot_eager"):
     used = torch.compile(model, backend=counter) if what == "model" else model
     step = torch.compile(step, backend=counter) if what == "step" else step
     for k in range(4):
-        step(used, opt, torch.randn(8, 5, generator=torch.Generator().manual_seed(k), dtype=torch.float64))
+        step(
+            used,
+            opt,
+            torch.randn(8, 5, generator=torch.Generator().manual_seed(k), dtype=torch.float64),
+        )
     assert opt.stats().iterations == 4
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), counter.frame_count
 
@@ -183,19 +204,30 @@ GRAPHS = {
     ("model", by_passes): 1,
     ("model", by_closure): 1,
     ("model", by_hand): 1,
-    ("step", by_passes): 0,  # torch.compile skips a function with such a loop, and nn.Sequential's forward is not the user's
+    (
+        "step",
+        by_passes,
+    ): 0,  # torch.compile skips a function with such a loop, and nn.Sequential's forward is not the user's
     ("step", by_closure): 1,
     ("step", by_hand): 2,
 }
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at the loss's
-@pytest.mark.parametrize(("what", "step"), GRAPHS, ids=[f"{what} {step.__name__}" for what, step in GRAPHS])
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch.compile looks at the loss's
+@pytest.mark.parametrize(
+    ("what", "step"), GRAPHS, ids=[f"{what} {step.__name__}" for what, step in GRAPHS]
+)
 def test_what_is_compiled_and_that_it_changes_nothing(what, step):
     """The table of docs/recipes/training.md, with dropout: the masks of compiled code are replayed too."""
     expected, _ = compiled_run(step, "nothing", lambda: nn.Dropout(0.3))
     skipped = (what, step) == ("step", by_passes)
-    with pytest.warns(UserWarning, match=r"contains a passes\(\) loop") if skipped else contextlib.nullcontext():
+    with (
+        pytest.warns(UserWarning, match=r"contains a passes\(\) loop")
+        if skipped
+        else contextlib.nullcontext()
+    ):
         actual, graphs = compiled_run(step, what, lambda: nn.Dropout(0.3))
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     assert graphs == GRAPHS[what, step]
@@ -263,8 +295,12 @@ SCHEDULERS = {
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=False),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20, cycle_momentum=False),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o), lr_scheduler.StepLR(o, 2)], [3]),
-    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(o, 2), lr_scheduler.ExponentialLR(o, 0.9)]),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o), lr_scheduler.StepLR(o, 2)], [3]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.StepLR(o, 2), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
 }
 
 
@@ -301,7 +337,11 @@ def test_long_lists_are_worked_on_in_parts(monkeypatch):
     monkeypatch.setattr("steptuned.optim.bucket.FULL", 20)
     lengths = []
     first_pass = flat.first_pass
-    monkeypatch.setattr(flat, "first_pass", lambda params, *rest: lengths.append(len(params)) or first_pass(params, *rest))
+    monkeypatch.setattr(
+        flat,
+        "first_pass",
+        lambda params, *rest: lengths.append(len(params)) or first_pass(params, *rest),
+    )
     model, opt = make(foreach=True)
     torch.testing.assert_close(train(model, opt), expected, rtol=1e-10, atol=1e-12)
     assert lengths[:3] == [1, 2, 1]  # 45, 9 + 18, 2 elements

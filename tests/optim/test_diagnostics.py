@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from steptuned import ArmijoGD, BarzilaiBorweinGD, ExactGV, ExpectedGV, StepTunedGD, StepTunedSGD, StochasticGV
+from steptuned import (
+    ArmijoGD,
+    BarzilaiBorweinGD,
+    ExactGV,
+    ExpectedGV,
+    StepTunedGD,
+    StepTunedSGD,
+    StochasticGV,
+)
 from steptuned.optim import notices
 
 
@@ -57,7 +65,9 @@ def test_an_ignored_measurement_is_not_among_the_raw_gammas():
 
 def test_effective_lr_is_the_step_of_each_group_in_the_last_iteration():
     a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    opt = StepTunedSGD([{"params": [a]}, {"params": [b], "lr": 0.01}], lr=0.1, delta=0.0, decay_every=1)
+    opt = StepTunedSGD(
+        [{"params": [a]}, {"params": [b], "lr": 0.01}], lr=0.1, delta=0.0, decay_every=1
+    )
     assert [group["effective_lr"].item() for group in opt.param_groups] == [0.0, 0.0]
     gamma, seen = 1.0, []
     for k in range(3):
@@ -76,12 +86,17 @@ def test_effective_lr_is_the_step_of_each_group_in_the_last_iteration():
 @pytest.mark.parametrize(
     ("curvature", "message"),
     [
-        (100.0, r"lower bound 0\.5 for \d+ iterations.*step 0\.5 x lr.*bounds=\(0\.0\d+, 0\.0\d+\), and divide lr by 0\.0"),
+        (
+            100.0,
+            r"lower bound 0\.5 for \d+ iterations.*step 0\.5 x lr.*bounds=\(0\.0\d+, 0\.0\d+\), and divide lr by 0\.0",
+        ),
         (1e-3, r"upper bound 2\.0 for \d+ iterations.*step 2 x lr.*bounds=\(5\.\de\+02, 2e\+03\)"),
         (-1.0, r"upper bound 2\.0 for \d+ iterations.*mostly not positive.*lower nu"),
     ],
 )
-def test_gamma_stuck_at_a_bound_is_warned_about_once_with_the_knob_to_turn(curvature, message, monkeypatch):
+def test_gamma_stuck_at_a_bound_is_warned_about_once_with_the_knob_to_turn(
+    curvature, message, monkeypatch
+):
     monkeypatch.setattr(notices, "STUCK", 20)
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-6)
@@ -145,7 +160,9 @@ BAD = {
 
 
 @pytest.mark.filterwarnings("ignore:nu=")
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GOOD.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in GOOD.items() for value in values]
+)
 def test_valid_arguments_are_taken(name, value):
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], **{name: value})
@@ -154,7 +171,9 @@ def test_valid_arguments_are_taken(name, value):
     assert opt.stats().iterations == 1
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
+)
 def test_arguments_that_are_not_valid_are_named_with_value_and_range(name, value):
     with pytest.raises(ValueError, match=f"^{name} must be .*, got ") as error:
         StepTunedSGD([torch.ones(2, requires_grad=True)], **{name: value})
@@ -166,7 +185,9 @@ def test_the_options_of_a_group_are_validated_too():
     a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     with pytest.raises(ValueError, match="weight_decay must be"):
         StepTunedSGD([{"params": [a]}, {"params": [b], "weight_decay": -1}])
-    with pytest.raises(ValueError, match=r"beta must be the same for all parameter groups.*got 0\.5 after 0\.9"):
+    with pytest.raises(
+        ValueError, match=r"beta must be the same for all parameter groups.*got 0\.5 after 0\.9"
+    ):
         StepTunedSGD([{"params": [a]}, {"params": [b], "beta": 0.5}])
 
 

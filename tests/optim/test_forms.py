@@ -20,7 +20,10 @@ def dropout_network():
 
 def batches(n):
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(10, 6, generator=generator), torch.randn(10, 3, generator=generator)) for _ in range(n)]
+    return [
+        (torch.randn(10, 6, generator=generator), torch.randn(10, 3, generator=generator))
+        for _ in range(n)
+    ]
 
 
 def criterion(model, x, y):
@@ -122,7 +125,10 @@ def masked_curvature(model, x, y, seed):
         for p, g in zip(params, g0, strict=True):
             p.sub_(0.1 * g)
     g1 = gradient(seed)
-    return (sum((a * (a - b)).sum() for a, b in zip(g0, g1, strict=True)) / sum(0.1 * a.square().sum() for a in g0)).item()
+    return (
+        sum((a * (a - b)).sum() for a, b in zip(g0, g1, strict=True))
+        / sum(0.1 * a.square().sum() for a in g0)
+    ).item()
 
 
 @pytest.mark.parametrize("form", [with_closure, with_passes])
@@ -167,7 +173,11 @@ def test_replay_remembers_every_device_of_the_parameters(monkeypatch):
             cls.state = state
 
     original = torch.get_device_module
-    monkeypatch.setattr(torch, "get_device_module", lambda d: Books if torch.device(d).type == "xpu" else original(d))
+    monkeypatch.setattr(
+        torch,
+        "get_device_module",
+        lambda d: Books if torch.device(d).type == "xpu" else original(d),
+    )
     noise = Replay([torch.device("cpu"), torch.device("xpu", 1)])
     Books.state = torch.tensor([9], dtype=torch.uint8)
     noise.rewind()
@@ -231,7 +241,10 @@ def test_an_iteration_without_any_gradient_does_nothing_and_is_counted():
     assert torch.equal(flat(model), before)
     after = opt.state_dict()
     assert same(after["state"], state["state"])
-    assert [group.pop("skipped") for group in (*after["param_groups"], *state["param_groups"])] == [3, 0]
+    assert [group.pop("skipped") for group in (*after["param_groups"], *state["param_groups"])] == [
+        3,
+        0,
+    ]
     assert same(after["param_groups"], state["param_groups"])
     assert (opt.stats().iterations, opt.stats().skipped) == (1, 3)
 
@@ -259,8 +272,13 @@ def test_gradients_in_only_one_pass_are_an_error_in_the_words_of_the_form(form, 
         for _ in opt.passes():
             body()
 
-    words = {"closure": r"the closure made gradients in its {} call", "passes": r"the body of passes\(\) made gradients in its {}"}
-    expected = words.get(form, r"gradients in the {} pass.*before both half_step\(\) and step\(\)").format(which)
+    words = {
+        "closure": r"the closure made gradients in its {} call",
+        "passes": r"the body of passes\(\) made gradients in its {}",
+    }
+    expected = words.get(
+        form, r"gradients in the {} pass.*before both half_step\(\) and step\(\)"
+    ).format(which)
     with pytest.raises(RuntimeError, match=expected) as caught:
         {"closure": lambda: opt.step(body), "passes": by_passes, "hand": by_hand}[form]()
     assert ("half_step" in str(caught.value)) == (form == "hand")
@@ -302,7 +320,12 @@ def test_a_step_without_a_second_backward_is_an_error(pending):
 
 def test_a_group_added_while_a_half_step_is_pending_is_an_error(pending):
     model, opt, *_ = pending
-    refused(opt, model, re.escape("opt.cancel()"), lambda: opt.add_param_group({"params": [torch.zeros(2, requires_grad=True)]}))
+    refused(
+        opt,
+        model,
+        re.escape("opt.cancel()"),
+        lambda: opt.add_param_group({"params": [torch.zeros(2, requires_grad=True)]}),
+    )
 
 
 def test_cancel_drops_the_half_step_and_leaves_the_parameters(pending):

@@ -20,7 +20,9 @@ from steptuned import StepTunedSGD
 from steptuned.optim import halves, kernel
 from steptuned.optim.state import fresh_scalars
 
-pytestmark = pytest.mark.skipif(not steptuned.kernel_status().active, reason=f"no kernel: {steptuned.kernel_status().reason}")
+pytestmark = pytest.mark.skipif(
+    not steptuned.kernel_status().active, reason=f"no kernel: {steptuned.kernel_status().reason}"
+)
 
 SHAPES = [(3, 5), (), (70_001,), (0, 4), (2, 3, 4, 4), (16_384,), (1,)]
 
@@ -56,8 +58,16 @@ def run(options, iterations=6, dtype=torch.float64, shapes=SHAPES, groups=2):
         return torch.randn(shape, generator=generator, dtype=dtype)
 
     params = [new(shape).requires_grad_() for shape in shapes]
-    params[4] = params[4].detach().to(memory_format=torch.channels_last).requires_grad_() if len(params) > 4 else params[-1]
-    opt = StepTunedSGD([{"params": params[i::groups], "lr": 0.1 + 0.02 * i} for i in range(groups)], bounds=(1e-3, 1e3), **options)
+    params[4] = (
+        params[4].detach().to(memory_format=torch.channels_last).requires_grad_()
+        if len(params) > 4
+        else params[-1]
+    )
+    opt = StepTunedSGD(
+        [{"params": params[i::groups], "lr": 0.1 + 0.02 * i} for i in range(groups)],
+        bounds=(1e-3, 1e3),
+        **options,
+    )
     shifts = [[new(p.shape) for p in params] for _ in range(iterations)]
     gammas = []
     for shift in shifts:
@@ -83,7 +93,11 @@ def test_the_kernel_and_the_torch_path_agree(name, off):
 def test_results_are_bit_identical_for_any_number_of_threads(dtype, monkeypatch):
     monkeypatch.setattr(kernel, "SHARE", 1)
     used = []
-    monkeypatch.setattr(kernel, "_run_in_threads", lambda task, n, run=kernel._run_in_threads: (used.append(n), run(task, n)))
+    monkeypatch.setattr(
+        kernel,
+        "_run_in_threads",
+        lambda task, n, run=kernel._run_in_threads: (used.append(n), run(task, n)),
+    )
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 8):
@@ -103,7 +117,12 @@ def test_a_process_made_by_fork_has_threads_of_its_own(monkeypatch):
 
     def in_child():
         alike = same(run({}), expected)
-        sys.exit(0 if alike and any(thread.name.startswith("steptuned") for thread in threading.enumerate()) else 1)
+        sys.exit(
+            0
+            if alike
+            and any(thread.name.startswith("steptuned") for thread in threading.enumerate())
+            else 1
+        )
 
     child = multiprocessing.get_context("fork").Process(target=in_child)
     child.start()
@@ -133,7 +152,11 @@ def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
     options = {"beta": beta, "nu": 1.7, "bounds": (0.3, 5.0), "relative": False}
     floats, tensors = ({**options, **fresh_scalars(torch.device("cpu"))} for _ in range(2))
     generator = torch.Generator().manual_seed(1)
-    kinds = [torch.tensor((c, s), dtype=torch.float64) for c in (0.0, -0.0, torch.nan, torch.inf) for s in (0.0, 2.0, torch.inf)]
+    kinds = [
+        torch.tensor((c, s), dtype=torch.float64)
+        for c in (0.0, -0.0, torch.nan, torch.inf)
+        for s in (0.0, 2.0, torch.inf)
+    ]
     for sums in [*torch.randn(300, 2, generator=generator, dtype=torch.float64), *kinds]:
         curvature, square = sums[0], sums[1].abs()
         halves._tune_on_host(floats, curvature.item(), square.item())
@@ -144,9 +167,14 @@ def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
 # ---------------------------------------------------------------------------------------------- held gradients
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"maximize": True}, {"maximize": True, "weight_decay": 0.1}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"weight_decay": 0.1}, {"maximize": True}, {"maximize": True, "weight_decay": 0.1}],
+)
 def test_a_gradient_is_held_without_a_copy_and_saved_with_weight_decay_and_sign(options):
-    theta = torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    theta = torch.randn(
+        50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     start = theta.detach().clone()
     opt = StepTunedSGD([theta], lr=0.1, **options)
     theta.grad = g = torch.linspace(-1, 1, 50, dtype=torch.float64)
@@ -200,7 +228,9 @@ def test_autograd_notices_that_the_kernel_wrote_to_a_parameter():
         loss.backward()
 
 
-def test_a_measurement_that_overflows_leaves_nothing_in_G_of_its_unit_and_any_number_of_threads_agrees(monkeypatch):
+def test_a_measurement_that_overflows_leaves_nothing_in_G_of_its_unit_and_any_number_of_threads_agrees(
+    monkeypatch,
+):
     monkeypatch.setattr(kernel, "SHARE", 1)
     results = []
     for threads in (1, 4):
@@ -249,7 +279,9 @@ STATUS = "import steptuned; print(*steptuned.kernel_status())"
 def start(cache, **environment):
     command = [sys.executable, "-c", STATUS]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def libraries(cache):
@@ -285,7 +317,9 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one byte", "another library", "empty"])
-def test_a_damaged_or_foreign_file_is_rebuilt_and_never_loaded(damage, tmp_path, cache, monkeypatch):
+def test_a_damaged_or_foreign_file_is_rebuilt_and_never_loaded(
+    damage, tmp_path, cache, monkeypatch
+):
     cache()
     (path,) = libraries(tmp_path / "cache")
     content = path.read_bytes()
@@ -298,7 +332,11 @@ def test_a_damaged_or_foreign_file_is_rebuilt_and_never_loaded(damage, tmp_path,
     path.unlink()
     path.write_bytes(bad)
     opened = []
-    monkeypatch.setattr(ctypes, "CDLL", lambda name, load=ctypes.CDLL: (opened.append(Path(name).read_bytes()), load(name))[1])
+    monkeypatch.setattr(
+        ctypes,
+        "CDLL",
+        lambda name, load=ctypes.CDLL: (opened.append(Path(name).read_bytes()), load(name))[1],
+    )
     assert cache().active
     assert opened == [content], "the same source makes the same library"
     assert libraries(tmp_path / "cache") == [path]
@@ -308,7 +346,11 @@ def test_a_second_start_compiles_nothing(cache, monkeypatch):
     cache()
     commands = []
     output = kernel._output
-    monkeypatch.setattr(kernel, "_output", lambda *command, **given: (commands.append(command[1:]), output(*command, **given))[1])
+    monkeypatch.setattr(
+        kernel,
+        "_output",
+        lambda *command, **given: (commands.append(command[1:]), output(*command, **given))[1],
+    )
     assert cache().active
     assert commands == [("--version",)] * len(commands)
 
@@ -345,7 +387,9 @@ def test_a_folder_that_others_could_write_to_is_not_used(kind, tmp_path, cache, 
     assert not list(folder.iterdir())
 
 
-def test_without_a_compiler_or_with_a_broken_one_the_torch_path_is_used_silently(tmp_path, cache, monkeypatch):
+def test_without_a_compiler_or_with_a_broken_one_the_torch_path_is_used_silently(
+    tmp_path, cache, monkeypatch
+):
     monkeypatch.setattr(kernel, "COMPILERS", ("no-such-compiler",))
     assert cache() == (False, "no C compiler was found (looked for no-such-compiler)")
     broken = tmp_path / "broken-cc"
@@ -370,6 +414,15 @@ def test_it_compiles_without_a_warning(tmp_path):
     for compiler in filter(shutil.which, ("gcc", "clang")):
         for real in kernel.REALS.values():
             flags = [flag for flag in kernel.FLAGS if flag not in ("-w", "-x", "c", "-")]
-            command = [compiler, *flags, "-Wall", "-Wextra", f"-DREAL={real}", source, "-o", tmp_path / "out.so"]
+            command = [
+                compiler,
+                *flags,
+                "-Wall",
+                "-Wextra",
+                f"-DREAL={real}",
+                source,
+                "-o",
+                tmp_path / "out.so",
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             assert "warning" not in done.stderr

@@ -29,7 +29,9 @@ OPTIONS = {"lr": 0.1, "bounds": (0.2, 8.0), "nu": 5.0, "weight_decay": 0.01, "de
 
 
 def expected():
-    twin = reference.step_tuned_sgd(START, gradient, alpha=0.1, m=0.2, M=8.0, nu=5.0, decay=0.01, decay_every=3)
+    twin = reference.step_tuned_sgd(
+        START, gradient, alpha=0.1, m=0.2, M=8.0, nu=5.0, decay=0.01, decay_every=3
+    )
     return [next(twin) for _ in range(ITERATIONS)]
 
 
@@ -76,11 +78,17 @@ def test_the_twin_here_meets_both_signs_and_the_inside_of_the_bounds():
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_cut_into_tensors_groups_and_orders_gives_the_same(data):
-    cuts = sorted(data.draw(st.lists(st.integers(0, SIZE), max_size=6)))  # a repeated cut makes an empty tensor
+    cuts = sorted(
+        data.draw(st.lists(st.integers(0, SIZE), max_size=6))
+    )  # a repeated cut makes an empty tensor
     parts = np.split(START, cuts)
     foreach = data.draw(st.sampled_from([None, True, False]))
     params = [tensor(part) for part in parts]
-    ends = data.draw(st.lists(st.integers(1, len(params)), max_size=2).map(lambda ends: sorted({*ends, len(params)})))
+    ends = data.draw(
+        st.lists(st.integers(1, len(params)), max_size=2).map(
+            lambda ends: sorted({*ends, len(params)})
+        )
+    )
     groups = [{"params": params[a:b]} for a, b in zip([0, *ends[:-1]], ends, strict=True)]
     assert_follows_the_twin(params, StepTunedSGD(groups, foreach=foreach, **OPTIONS))
 
@@ -90,15 +98,30 @@ def test_any_cut_into_tensors_groups_and_orders_gives_the_same(data):
 def test_scalars_empty_and_shaped_tensors_give_the_same(foreach, large, monkeypatch):
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 5)
-    params = [tensor(START[:1], ()), tensor(START[1:1], (0, 3)), tensor(START[1:13], (3, 4)), tensor(START[13:], (11, 1))]
+    params = [
+        tensor(START[:1], ()),
+        tensor(START[1:1], (0, 3)),
+        tensor(START[1:13], (3, 4)),
+        tensor(START[13:], (11, 1)),
+    ]
     assert_follows_the_twin(params, StepTunedSGD(params, foreach=foreach, **OPTIONS))
 
 
 def noncontiguous(values, kind):
     if kind == "channels_last":
-        return torch.tensor(values).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last).requires_grad_()
+        return (
+            torch.tensor(values)
+            .reshape(2, 3, 2, 2)
+            .to(memory_format=torch.channels_last)
+            .requires_grad_()
+        )
     if kind == "channels_last_3d":
-        return torch.tensor(values).reshape(1, 3, 2, 2, 2).to(memory_format=torch.channels_last_3d).requires_grad_()
+        return (
+            torch.tensor(values)
+            .reshape(1, 3, 2, 2, 2)
+            .to(memory_format=torch.channels_last_3d)
+            .requires_grad_()
+        )
     if kind == "transposed":
         return torch.tensor(values).reshape(4, 6).t().contiguous().t().requires_grad_()
     wide = torch.zeros(SIZE, 2, dtype=torch.float64)
@@ -106,7 +129,9 @@ def noncontiguous(values, kind):
     return wide[:, 0].requires_grad_()
 
 
-@pytest.mark.parametrize("kind", ["channels_last", "channels_last_3d", "transposed", "strided with holes"])
+@pytest.mark.parametrize(
+    "kind", ["channels_last", "channels_last_3d", "transposed", "strided with holes"]
+)
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("large", [1, 1 << 16])
 @pytest.mark.parametrize("gradient_layout", ["as the parameter", "contiguous"])
@@ -119,14 +144,23 @@ def test_memory_layout_gives_the_same(kind, foreach, large, gradient_layout, mon
         half, whole, gamma, *_ = EXPECTED[k]
         for i, target in enumerate((half, whole)):
             g = torch.from_numpy(gradient(k, p.detach().reshape(-1).numpy())).reshape(p.shape)
-            p.grad = torch.empty_like(p).copy_(g) if gradient_layout == "as the parameter" else g.contiguous()
+            p.grad = (
+                torch.empty_like(p).copy_(g)
+                if gradient_layout == "as the parameter"
+                else g.contiguous()
+            )
             opt.step() if i else opt.half_step()
-            np.testing.assert_allclose(p.detach().reshape(-1).numpy(), target, rtol=1e-10, atol=1e-11)
+            np.testing.assert_allclose(
+                p.detach().reshape(-1).numpy(), target, rtol=1e-10, atol=1e-11
+            )
         np.testing.assert_allclose(opt.gamma.item(), gamma, rtol=1e-10)
 
 
 def test_frozen_parameters_beside_the_others_change_nothing():
-    frozen, unused = torch.ones(5, dtype=torch.float64), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    frozen, unused = (
+        torch.ones(5, dtype=torch.float64),
+        torch.ones(3, dtype=torch.float64, requires_grad=True),
+    )
     params = [tensor(START[:9]), tensor(START[9:])]
     opt = StepTunedSGD([params[0], frozen, unused, params[1]], **OPTIONS)
     assert_follows_the_twin(params, opt)
@@ -151,7 +185,9 @@ def test_a_group_added_later_begins_with_G_zero(large, monkeypatch):
     trajectories = []
     for late in (False, True):
         a, b, history = tensor(START[:16]), tensor(START[16:]), []
-        opt = StepTunedSGD([a] if late else [{"params": [a]}, {"params": [b], "lr": 0.2}], **OPTIONS)
+        opt = StepTunedSGD(
+            [a] if late else [{"params": [a]}, {"params": [b], "lr": 0.2}], **OPTIONS
+        )
         for k in range(ITERATIONS):
             if late and k == 10:
                 opt.add_param_group({"params": [b], "lr": 0.2})
@@ -168,17 +204,33 @@ def test_a_group_added_later_begins_with_G_zero(large, monkeypatch):
 
 @pytest.mark.parametrize("large", [1, 1 << 16])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_a_parameter_without_a_gradient_in_a_pass_counts_as_dg_zero(large, weight_decay, monkeypatch):
+def test_a_parameter_without_a_gradient_in_a_pass_counts_as_dg_zero(
+    large, weight_decay, monkeypatch
+):
     """In both passes: not moved, not decayed. In one: moved by that one only. Its part of G fades all the same."""
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
     rng = np.random.default_rng(3)
     theta = {name: rng.standard_normal(4) for name in "abcd"}
     G = {name: np.zeros(4) for name in "abcd"}
     params = {name: tensor(value) for name, value in theta.items()}
-    opt = StepTunedSGD(params.values(), lr=0.1, beta=0.6, bounds=(1e-3, 1e3), decay_every=None, weight_decay=weight_decay)
+    opt = StepTunedSGD(
+        params.values(),
+        lr=0.1,
+        beta=0.6,
+        bounds=(1e-3, 1e3),
+        decay_every=None,
+        weight_decay=weight_decay,
+    )
     gamma = 1.0
     # which parameters have a gradient in the first and in the second pass of each iteration
-    presence = [("abcd", "abcd"), ("abc", "abd"), ("ac", "ab"), ("abcd", "abcd"), ("ad", "ad"), ("abcd", "abcd")]
+    presence = [
+        ("abcd", "abcd"),
+        ("abc", "abd"),
+        ("ac", "ab"),
+        ("abcd", "abcd"),
+        ("ad", "ad"),
+        ("abcd", "abcd"),
+    ]
     for k, (first, second) in enumerate(presence):
         raw = [{name: rng.standard_normal(4) for name in names} for names in (first, second)]
         used: list[dict] = [{}, {}]

@@ -23,7 +23,8 @@ from steptuned import ArmijoGD, BarzilaiBorweinGD, StepTunedGD, StepTunedSGD, St
 pytestmark = pytest.mark.usefixtures("path")
 
 common = pytest.importorskip(
-    "torch.testing._internal.common_optimizers", reason="this torch keeps its lists of optimizer inputs elsewhere"
+    "torch.testing._internal.common_optimizers",
+    reason="this torch keeps its lists of optimizer inputs elsewhere",
 )
 
 ALL = [StepTunedSGD, StepTunedGD, BarzilaiBorweinGD, StochasticGV, ArmijoGD]
@@ -33,7 +34,11 @@ ERRORS = common.get_error_inputs_for_all_optims("cpu", torch.float32)
 
 
 def by_name(given):
-    return getattr(given, "desc", None) or given.optimizer_error_input.desc if not isinstance(given, type) else given.__name__
+    return (
+        getattr(given, "desc", None) or given.optimizer_error_input.desc
+        if not isinstance(given, type)
+        else given.__name__
+    )
 
 
 def make(kwargs, seed=0, shape=(3, 2)):
@@ -63,7 +68,9 @@ def test_the_errors_of_all_optimizers(cls, error):
         with pytest.warns(error.error_type, match=error.error_regex):
             cls(params, **given.kwargs)
         return
-    expected = None if "lr" in given.kwargs else error.error_regex  # of lr we have a sentence of our own
+    expected = (
+        None if "lr" in given.kwargs else error.error_regex
+    )  # of lr we have a sentence of our own
     with pytest.raises(error.error_type, match=expected):
         cls(params, **given.kwargs)
 

@@ -13,7 +13,14 @@ from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
 import steptuned
-from steptuned import ArmijoGD, BarzilaiBorweinGD, RobbinsMonroLR, StepTunedGD, StepTunedSGD, StochasticGV
+from steptuned import (
+    ArmijoGD,
+    BarzilaiBorweinGD,
+    RobbinsMonroLR,
+    StepTunedGD,
+    StepTunedSGD,
+    StochasticGV,
+)
 
 
 def simple(*layers, **options):
@@ -85,7 +92,10 @@ def test_an_option_of_gamma_edited_in_one_group_is_noticed_at_the_next_iteration
     opt.add_param_group({"params": [torch.ones(2, requires_grad=True)]})
     iterate(model, opt, x)
     opt.param_groups[1]["beta"] = 0.5
-    with pytest.raises(ValueError, match=r"beta must be the same for all parameter groups.*has 0\.9, another has 0\.5"):
+    with pytest.raises(
+        ValueError,
+        match=r"beta must be the same for all parameter groups.*has 0\.9, another has 0\.5",
+    ):
         iterate(model, opt, x)
     opt.param_groups[0]["beta"] = 0.5
     iterate(model, opt, x)
@@ -133,7 +143,9 @@ def test_a_model_cast_between_the_passes_is_refused_in_one_sentence():
         opt.half_step()
         model.to(dtype)
         body_of(model, opt, x.to(dtype))()
-        with pytest.raises(RuntimeError, match=f"a parameter was cast to {dtype} between the two passes.*cancel"):
+        with pytest.raises(
+            RuntimeError, match=f"a parameter was cast to {dtype} between the two passes.*cancel"
+        ):
             opt.step()
         opt.cancel()
         with warnings.catch_warnings():
@@ -218,7 +230,10 @@ def test_a_backward_before_a_closure_is_noticed_once_and_a_usual_loop_is_not():
         opt.zero_grad()
         opt.step(body)
     body()
-    with pytest.warns(UserWarning, match=r"found gradients of an earlier backward.*remove the backward before step\(closure\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"found gradients of an earlier backward.*remove the backward before step\(closure\)",
+    ):
         opt.step(body)
     body()
     with warnings.catch_warnings():
@@ -244,7 +259,9 @@ def test_the_noise_of_both_passes_is_compared_by_hand():
         by_hand(rewind=True)
         opt.step(body)
         iterate(model, opt, x)
-    with pytest.warns(UserWarning, match=r"drew other random numbers than the first.*noise.rewind\(\)"):
+    with pytest.warns(
+        UserWarning, match=r"drew other random numbers than the first.*noise.rewind\(\)"
+    ):
         by_hand(rewind=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -301,7 +318,10 @@ def test_a_scheduler_and_decay_every_together_are_warned_about_once(decay_every)
             iterate(model, opt, x)
             scheduler.step()
         return
-    with pytest.warns(UserWarning, match=r"decay_every=5 and a learning-rate scheduler.*decay_every=None.*or do without"):
+    with pytest.warns(
+        UserWarning,
+        match=r"decay_every=5 and a learning-rate scheduler.*decay_every=None.*or do without",
+    ):
         iterate(model, opt, x)
     scheduler.step()
     with warnings.catch_warnings():
@@ -341,15 +361,25 @@ CHECKED = {
     "plain": (lambda: nn.Tanh(), True, "same function"),
     "dropout": (lambda: nn.Dropout(0.5), True, "same function"),
     "batchnorm": (lambda: nn.BatchNorm1d(6), True, "same function"),
-    "numpy": (lambda: Noise(lambda x: torch.tensor(np.random.rand(6), dtype=x.dtype)), False, "NumPy"),  # noqa: NPY002
+    "numpy": (
+        lambda: Noise(lambda x: torch.tensor(np.random.rand(6), dtype=x.dtype)),  # noqa: NPY002
+        False,
+        "NumPy",
+    ),
     "python": (lambda: Noise(lambda x: 1 + random.random()), False, "Python"),
     "own generator": (
-        lambda: Noise(functools.partial(lambda g, x: torch.rand(6, generator=g), torch.Generator())),
+        lambda: Noise(
+            functools.partial(lambda g, x: torch.rand(6, generator=g), torch.Generator())
+        ),
         False,
         "generator of its own",
     ),
     "hidden": (lambda: Recurrent(as_buffer=False), False, "hidden state"),
-    "hidden buffer": (lambda: Recurrent(as_buffer=True), False, r"buffers that it uses \(1.hidden\)"),
+    "hidden buffer": (
+        lambda: Recurrent(as_buffer=True),
+        False,
+        r"buffers that it uses \(1.hidden\)",
+    ),
 }
 
 
@@ -361,7 +391,11 @@ def test_check_says_whether_both_passes_are_the_same_function(name):
         body_of(nn.Sequential(model[0], model[2]), opt, x)()
     before = [p.detach().clone() for p in model.parameters()]
     buffers = [b.clone() for b in model.buffers()]
-    numpy_before, python_before, torch_before = np.random.get_state()[1].copy(), random.getstate(), torch.get_rng_state()  # noqa: NPY002
+    numpy_before, python_before, torch_before = (
+        np.random.get_state()[1].copy(),  # noqa: NPY002
+        random.getstate(),
+        torch.get_rng_state(),
+    )
     kept = [p.grad for p in model.parameters()]
     found = steptuned.check(opt, body_of(model, opt, x), model)
     assert bool(found) is same, found
@@ -378,7 +412,11 @@ def test_check_says_whether_both_passes_are_the_same_function(name):
 
 def test_check_finds_a_data_loader_that_is_read_in_the_body():
     model, opt, _ = simple()
-    loader = iter(torch.utils.data.DataLoader(torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), batch_size=8))
+    loader = iter(
+        torch.utils.data.DataLoader(
+            torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), batch_size=8
+        )
+    )
 
     def body():
         opt.zero_grad()
@@ -400,7 +438,9 @@ def test_check_says_that_the_closure_forgot_to_back_propagate():
 STATISTICS = {
     "batchnorm": lambda: nn.BatchNorm1d(6),
     "batchnorm, cumulative": lambda: nn.BatchNorm1d(6, momentum=None),
-    "instance norm": lambda: nn.Sequential(nn.Unflatten(1, (3, 2)), nn.InstanceNorm1d(3, track_running_stats=True), nn.Flatten()),
+    "instance norm": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 2)), nn.InstanceNorm1d(3, track_running_stats=True), nn.Flatten()
+    ),
     "spectral norm": lambda: parametrizations.spectral_norm(nn.Linear(6, 6)),
     "spectral norm by hook": lambda: spectral_norm(nn.Linear(6, 6)),
 }
@@ -434,7 +474,9 @@ def test_the_second_pass_leaves_frozen_statistics_alone(name, form):
     assert not all(map(torch.equal, start, buffers[0])), "the first pass updates them"
     assert all(map(torch.equal, *buffers)), "the second does not"
     body()
-    assert not all(map(torch.equal, buffers[1], model.buffers())), "afterwards they are updated again"
+    assert not all(map(torch.equal, buffers[1], model.buffers())), (
+        "afterwards they are updated again"
+    )
 
 
 @pytest.mark.parametrize("kind", ["spectral norm", "spectral norm by hook"])
@@ -456,7 +498,10 @@ def test_with_frozen_statistics_spectral_norm_is_one_function(kind):
 
 def test_statistics_thaw_after_an_error():
     norm = nn.BatchNorm1d(2)
-    with pytest.raises(ValueError, match="Expected more than 1 value"), steptuned.frozen_statistics(norm):
+    with (
+        pytest.raises(ValueError, match="Expected more than 1 value"),
+        steptuned.frozen_statistics(norm),
+    ):
         norm(torch.randn(1, 2))
     norm(torch.randn(4, 2))
     assert norm.num_batches_tracked == 1

@@ -17,13 +17,24 @@ ON_TWO = (
     "ddp ddp_with_views ddp_clipped accumulated fsdp fsdp_clipped fsdp_wide fsdp_low_precision fsdp_holes fsdp_scaled "
     "tensor checkpointed refusals ddp_variants fsdp_variants fsdp_variants_resumed"
 )
-ON_FOUR = "ddp fsdp fsdp_clipped fsdp_replicated fsdp_mixed fsdp_scaled tensor tensor_and_fsdp resumed"
+ON_FOUR = (
+    "ddp fsdp fsdp_clipped fsdp_replicated fsdp_mixed fsdp_scaled tensor tensor_and_fsdp resumed"
+)
 
 
 def torchrun(number, *script):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(number),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, *map(str, script)], env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        [*command, *map(str, script)], env=environment, capture_output=True, text=True, timeout=600
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +46,10 @@ def results(tmp_path_factory):
         assert done.returncode == 0, done.stderr[-5000:]
 
     def read(name, number):
-        return [torch.load(folder / f"{name}-{number}-{rank}.pt", weights_only=True) for rank in range(number)]
+        return [
+            torch.load(folder / f"{name}-{number}-{rank}.pt", weights_only=True)
+            for rank in range(number)
+        ]
 
     read.folder = folder
     return read
@@ -64,7 +78,9 @@ def assert_same_everywhere(found):
 def assert_same_way(found, expected):
     assert_same_everywhere(found)
     for name in found[0].keys() & {"theta", "gamma", "curvature"}:
-        torch.testing.assert_close(found[0][name], expected[name], **CLOSE, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            found[0][name], expected[name], **CLOSE, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 def test_the_problem_makes_gamma_move():
@@ -74,7 +90,9 @@ def test_the_problem_makes_gamma_move():
     assert len(gamma.unique()) > 100
 
 
-@pytest.mark.parametrize(("name", "number", "iterations"), [("ddp", 2, 200), ("ddp", 4, 200), ("ddp_with_views", 2, 20)])
+@pytest.mark.parametrize(
+    ("name", "number", "iterations"), [("ddp", 2, 200), ("ddp", 4, 200), ("ddp_with_views", 2, 20)]
+)
 def test_ddp_is_one_process_on_the_joined_mini_batch(results, name, number, iterations):
     found = results(name, number)
     assert len(found[0]["theta"]) == iterations
@@ -152,7 +170,9 @@ def test_a_variant_on_ranks_is_one_process(results, name):
         found = [each[name] for each in results(f"{kind}_variants", 2)]
         assert_same_way(found, expected)
         for counts in found[0]["collectives"]:
-            assert counts == (collectives if len(counts) == 2 else collectives[:1]), "no more for a single pass than for clipping"
+            assert counts == (collectives if len(counts) == 2 else collectives[:1]), (
+                "no more for a single pass than for clipping"
+            )
 
 
 @pytest.mark.parametrize("name", ranks.VARIANTS)
@@ -205,7 +225,10 @@ def test_a_rank_that_dies_ends_the_others_and_a_restart_goes_on(tmp_path, straig
     assert (tmp_path / "saved-14").exists()
     done = torchrun(2, HERE / "ranks.py", tmp_path, "killed")
     assert done.returncode == 0, done.stderr[-5000:]
-    assert_same_way([torch.load(tmp_path / f"killed-2-{rank}.pt", weights_only=True) for rank in range(2)], straight)
+    assert_same_way(
+        [torch.load(tmp_path / f"killed-2-{rank}.pt", weights_only=True) for rank in range(2)],
+        straight,
+    )
 
 
 def test_without_torchrun_the_survivor_says_that_its_peer_is_gone(tmp_path):
@@ -219,7 +242,13 @@ def test_without_torchrun_the_survivor_says_that_its_peer_is_gone(tmp_path):
     }
     command = [sys.executable, str(HERE / "ranks.py"), str(tmp_path), "killed"]
     both = [
-        subprocess.Popen(command, env={**environment, "RANK": rank}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            env={**environment, "RANK": rank},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for rank in "01"
     ]
     said = [process.communicate(timeout=300)[1] for process in both]
@@ -235,7 +264,11 @@ def free_port():
         return s.getsockname()[1]
 
 
-SCRIPTS = re.findall(r"```python\n(# (\w+\.py).*?)```", (HERE.parents[1] / "docs" / "scaling.md").read_text(), re.DOTALL)
+SCRIPTS = re.findall(
+    r"```python\n(# (\w+\.py).*?)```",
+    (HERE.parents[1] / "docs" / "scaling.md").read_text(),
+    re.DOTALL,
+)
 
 
 @pytest.mark.parametrize(("code", "name"), SCRIPTS, ids=[name for _, name in SCRIPTS])
@@ -250,14 +283,29 @@ def test_what_is_not_supported_is_refused(results):
     for said in (first, other):
         assert "ValueError: StepTunedSGD does not support ZeroRedundancyOptimizer" in said["ZeRO"]
         assert "ValueError: StepTunedSGD does not support FullyShardedDataParallel" in said["FSDP1"]
-        assert "ValueError: StepTunedSGD does not support FullyShardedDataParallel" in said["FSDP1, its parameters"]
-        assert "ValueError: this state_dict is spread over ranks in another way" in said["another way"]
+        assert (
+            "ValueError: StepTunedSGD does not support FullyShardedDataParallel"
+            in said["FSDP1, its parameters"]
+        )
+        assert (
+            "ValueError: this state_dict is spread over ranks in another way" in said["another way"]
+        )
         assert "ValueError: this state_dict is spread over ranks in another way" in said["and back"]
         assert (
-            said["Algorithm 1"] == "ValueError: StepTunedGD does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"
+            said["Algorithm 1"]
+            == "ValueError: StepTunedGD does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"
         )
-        assert said["Armijo"] == "ValueError: ArmijoGD does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"
-        assert "RuntimeError: a GradScaler sees an overflow only on the mesh of the first parameter" in said["several places"]
+        assert (
+            said["Armijo"]
+            == "ValueError: ArmijoGD does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"
+        )
+        assert (
+            "RuntimeError: a GradScaler sees an overflow only on the mesh of the first parameter"
+            in said["several places"]
+        )
         torch.testing.assert_close(said["untouched"], alone(1)["theta"][0], **CLOSE)
     assert first["elsewhere"] == "nothing"
-    assert "ValueError: StepTunedSGD got a parameter on a mesh that this rank is not in" in other["elsewhere"]
+    assert (
+        "ValueError: StepTunedSGD got a parameter on a mesh that this rank is not in"
+        in other["elsewhere"]
+    )

@@ -72,7 +72,10 @@ def test_the_first_pass_of_max_grad_norm_is_clip_grad_norm_and_sgd():
     models = [nn.Linear(5, 3), nn.Linear(5, 3)]
     models[1].load_state_dict(models[0].state_dict())
     x = torch.randn(7, 5)
-    opt, sgd = StepTunedSGD(models[0].parameters(), lr=0.2, max_grad_norm=0.5), torch.optim.SGD(models[1].parameters(), lr=0.2)
+    opt, sgd = (
+        StepTunedSGD(models[0].parameters(), lr=0.2, max_grad_norm=0.5),
+        torch.optim.SGD(models[1].parameters(), lr=0.2),
+    )
     for model in models:
         model(x).square().sum().backward()
     nn.utils.clip_grad_norm_(models[1].parameters(), 0.5)
@@ -104,10 +107,17 @@ def test_one_gradient_that_is_not_finite_does_not_poison_what_follows(bad, where
 
     for _ in range(5):
         iterate(opt)
-    sound, gamma, curvature, G = theta.detach().clone(), opt.gamma, opt.curvature, opt.state[theta]["G"].clone()
+    sound, gamma, curvature, G = (
+        theta.detach().clone(),
+        opt.gamma,
+        opt.curvature,
+        opt.state[theta]["G"].clone(),
+    )
     iterate(opt, {"first": (0,), "second": (1,), "both": (0, 1)}[where])
     assert not torch.isfinite(theta[3]), "the update is the one of SGD"
-    if where == "second":  # after the first pass the spoiled parameter spoils the second gradient altogether
+    if (
+        where == "second"
+    ):  # after the first pass the spoiled parameter spoils the second gradient altogether
         assert torch.isfinite(theta).sum() == 19
     assert same(opt.gamma, gamma)
     assert same(opt.curvature, curvature)
@@ -129,7 +139,11 @@ def test_one_gradient_that_is_not_finite_does_not_poison_what_follows(bad, where
 
 
 @pytest.mark.parametrize("how", ["lists", "in chunks"])
-@pytest.mark.parametrize("spike", [[1e15, torch.inf], [1e22, 1e22]], ids=["beside an infinite one", "whose square overflows"])
+@pytest.mark.parametrize(
+    "spike",
+    [[1e15, torch.inf], [1e22, 1e22]],
+    ids=["beside an infinite one", "whose square overflows"],
+)
 def test_a_measurement_that_is_ignored_leaves_nothing_in_G(how, spike, monkeypatch):
     """Also not the huge, finite part of it, which would rule G for hundreds of iterations."""
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1 if how == "in chunks" else 1 << 30)
@@ -173,7 +187,9 @@ def test_a_zero_displacement_is_no_division_by_zero(how, cause, monkeypatch):
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 2))
+    return nn.Sequential(
+        nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 2)
+    )
 
 
 def reference_run(weight_decay=0.0, iterations=4):
@@ -193,7 +209,9 @@ def loss(model, k):
 
 def equal(a, b):
     (model_a, opt_a), (model_b, opt_b) = a, b
-    return same(list(model_a.parameters()), list(model_b.parameters())) and same(opt_a.gamma, opt_b.gamma)
+    return same(list(model_a.parameters()), list(model_b.parameters())) and same(
+        opt_a.gamma, opt_b.gamma
+    )
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
@@ -262,7 +280,9 @@ def test_a_gradient_that_is_a_part_of_something_larger_is_copied():
     theta = torch.ones(4, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1, beta=0.0)
     for i in opt.passes():
-        theta.grad = torch.empty(0).set_(flat.untyped_storage(), 4, (4,))  # no view for autograd, but not alone in its memory
+        theta.grad = torch.empty(0).set_(
+            flat.untyped_storage(), 4, (4,)
+        )  # no view for autograd, but not alone in its memory
         flat.fill_(1.0 + i)
     theta.grad = torch.empty(0).set_(flat.untyped_storage(), 4, (4,))
     opt.half_step()
@@ -283,7 +303,9 @@ def test_a_graph_that_create_graph_leaves_on_a_gradient_is_not_kept():
 
 
 @pytest.mark.parametrize("half", [True, False])
-def test_an_error_in_the_middle_of_a_pass_leaves_nothing_pending_and_pairs_nothing(half, path, monkeypatch):
+def test_an_error_in_the_middle_of_a_pass_leaves_nothing_pending_and_pairs_nothing(
+    half, path, monkeypatch
+):
     a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([{"params": [a]}, {"params": [b]}], lr=0.1, beta=0.0)
     if not half:
@@ -324,7 +346,10 @@ def test_an_optimizer_that_is_dropped_is_gone_at_once():
         gc.enable()
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 0.1}, {"maximize": True}, {"foreach": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"weight_decay": 0.1}, {"max_grad_norm": 0.1}, {"maximize": True}, {"foreach": True}],
+)
 @pytest.mark.parametrize("size", [10, 1 << 16])
 def test_the_values_of_a_gradient_are_never_changed(options, size):
     torch.manual_seed(0)
@@ -335,7 +360,9 @@ def test_the_values_of_a_gradient_are_never_changed(options, size):
             theta.grad = torch.randn(size)
             kept = theta.grad, theta.grad.clone()
         assert torch.equal(*kept)
-        assert theta.grad is kept[0], "after an iteration the gradient of the second pass is still there"
+        assert theta.grad is kept[0], (
+            "after an iteration the gradient of the second pass is still there"
+        )
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}])

@@ -32,13 +32,20 @@ pytestmark = pytest.mark.usefixtures("path")
 
 def make(dtype=torch.float32, **options):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 2)).to(dtype)
-    groups = [{"params": model[0].parameters(), "lr": 0.05}, {"params": model[2:].parameters(), "weight_decay": 0.01}]
+    model = nn.Sequential(
+        nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 2)
+    ).to(dtype)
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.05},
+        {"params": model[2:].parameters(), "weight_decay": 0.01},
+    ]
     return model, StepTunedSGD(groups, **{"lr": 0.1, "bounds": (0.05, 20.0), **options})
 
 
 def loss(model, k):
-    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(k)).to(next(model.parameters()).dtype)
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(k)).to(
+        next(model.parameters()).dtype
+    )
     return (model(x) - x[:, :2]).square().mean()
 
 
@@ -51,7 +58,12 @@ def passes(model, opt, start, stop):
 
 
 def scalars(opt):
-    return {name: value for group in opt.param_groups for name, value in group.items() if name not in ("params", "param_names")}
+    return {
+        name: value
+        for group in opt.param_groups
+        for name, value in group.items()
+        if name not in ("params", "param_names")
+    }
 
 
 def assert_same_run(a, b):
@@ -83,10 +95,16 @@ def through_pickle(model, opt, **_):
 def through_dcp(flatten):
     def way(model, opt, tmp_path, **options):
         how = StateDictOptions(flatten_optimizer_state_dict=flatten)
-        saved = {"model": model.state_dict(), "opt": get_optimizer_state_dict(model, opt, options=how)}
+        saved = {
+            "model": model.state_dict(),
+            "opt": get_optimizer_state_dict(model, opt, options=how),
+        }
         dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
         other_model, other = make(next(model.parameters()).dtype, **options)
-        loaded = {"model": other_model.state_dict(), "opt": get_optimizer_state_dict(other_model, other, options=how)}
+        loaded = {
+            "model": other_model.state_dict(),
+            "opt": get_optimizer_state_dict(other_model, other, options=how),
+        }
         dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
         other_model.load_state_dict(loaded["model"])
         set_optimizer_state_dict(other_model, other, loaded["opt"], options=how)
@@ -104,7 +122,9 @@ WAYS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:parameters are:UserWarning", "ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:parameters are:UserWarning", "ignore:torch.distributed is disabled:UserWarning"
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("moment", [6, 7], ids=["at a boundary", "between the passes"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -140,7 +160,11 @@ def test_a_state_dict_has_the_same_keys_and_shapes_at_every_moment(dtype):
     assert all(keys(s) == keys(seen[0]) for s in seen)
     for s in seen:
         for state, p in zip(s["state"].values(), model.parameters(), strict=True):
-            assert all(v.shape == p.shape and v.dtype == torch.float32 for v in state.values() if isinstance(v, torch.Tensor))
+            assert all(
+                v.shape == p.shape and v.dtype == torch.float32
+                for v in state.values()
+                if isinstance(v, torch.Tensor)
+            )
 
 
 def test_between_the_passes_a_parameter_without_a_first_gradient_stays_without_after_loading():
@@ -228,7 +252,10 @@ def test_after_loading_the_groups_share_one_gamma_again():
     saved["param_groups"] = [copy.deepcopy(group) for group in saved["param_groups"]]
     _, other = make()
     other.load_state_dict(saved)
-    assert all(other.param_groups[1][name] is other.param_groups[0][name] for name in ("gamma", "k", "tally", "streak"))
+    assert all(
+        other.param_groups[1][name] is other.param_groups[0][name]
+        for name in ("gamma", "k", "tally", "streak")
+    )
 
 
 def test_a_state_loaded_between_the_passes_replaces_the_pending_one():
@@ -284,7 +311,9 @@ def test_a_checkpoint_from_before_raw_gamma_goes_on_with_the_same_numbers():
     run(other, loaded, 5)
     assert torch.equal(theta, other)
     assert torch.equal(loaded.raw_gamma, opt.raw_gamma)
-    assert loaded.state_dict()["param_groups"][0].keys() == opt.state_dict()["param_groups"][0].keys()
+    assert (
+        loaded.state_dict()["param_groups"][0].keys() == opt.state_dict()["param_groups"][0].keys()
+    )
 
 
 def test_a_model_made_double_in_mid_run_goes_on():
@@ -320,7 +349,10 @@ def full_gradient(theta, target):
     return lambda: [2 * (theta.detach() - target)]
 
 
-@pytest.mark.parametrize("name", ["StepTunedGD", "BarzilaiBorweinGD", "ArmijoGD", "StochasticGV", "ExactGV", "ExpectedGV"])
+@pytest.mark.parametrize(
+    "name",
+    ["StepTunedGD", "BarzilaiBorweinGD", "ArmijoGD", "StochasticGV", "ExactGV", "ExpectedGV"],
+)
 @pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
 def test_a_companion_goes_on_bit_for_bit(name, way):
     def make_one():

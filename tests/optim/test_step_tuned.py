@@ -18,12 +18,16 @@ from steptuned import StepTuned, StepTunedSGD
 from test_twins import close, joined
 from test_variants import FORMS, batches, dropout_network, follow, go_on, scaled_run
 
-pytestmark = pytest.mark.filterwarnings("ignore:gamma has been at", "ignore:torch.distributed is disabled:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:gamma has been at", "ignore:torch.distributed is disabled:UserWarning"
+)
 
 
 def network():
     problem = Network()
-    return problem, [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
+    return problem, [
+        torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- twins
@@ -131,7 +135,9 @@ def test_groups_with_their_own_lr(base, per_group):
     problem, params = network()
     cls, options, twin, hyper = BASES[base]
     factors, parts = (1.0, 0.3, 0.5), [params[:1], params[1:3], params[3:]]
-    groups = [{"params": part, "lr": options["lr"] * f} for part, f in zip(parts, factors, strict=True)]
+    groups = [
+        {"params": part, "lr": options["lr"] * f} for part, f in zip(parts, factors, strict=True)
+    ]
     sizes = [sum(p.numel() for p in part) for part in parts]
     indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]) if per_group else None
     opt = StepTuned(cls(groups, **options), tune_every=2, per_group=per_group)
@@ -163,8 +169,12 @@ def test_groups_with_their_own_lr(base, per_group):
 def test_with_sgd_as_its_base_it_is_step_tuned_sgd(options):
     problem, ours = network()
     _, theirs = network()
-    of_base = {name: options[name] for name in ("lr", "weight_decay", "maximize") if name in options}
-    rest = {"tune_every": 1, "relative": False} | {name: value for name, value in options.items() if name not in of_base}
+    of_base = {
+        name: options[name] for name in ("lr", "weight_decay", "maximize") if name in options
+    }
+    rest = {"tune_every": 1, "relative": False} | {
+        name: value for name, value in options.items() if name not in of_base
+    }
 
     def groups(params):
         return [{"params": params[:2]}, {"params": params[2:], "lr": options["lr"] / 2}]
@@ -232,7 +242,9 @@ def test_the_three_forms_give_the_same_bits_with_dropout(options):
 def test_a_scheduler_acts_on_the_groups_of_the_base(form, of_base):
     model = dropout_network()
     opt = adamw(model)
-    scheduler = torch.optim.lr_scheduler.StepLR(opt.base if of_base else opt, step_size=1, gamma=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(
+        opt.base if of_base else opt, step_size=1, gamma=0.5
+    )
     steps = []
     opt.register_step_post_hook(lambda *_: steps.append(1))
     for x, y in batches(4):
@@ -459,7 +471,9 @@ def make(dtype=torch.float32, base="AdamW", **options):
         {"params": model[0].parameters(), "lr": 0.005},
         {"params": model[2].parameters(), "weight_decay": 0.01},
     ]
-    inner = {"AdamW": AdamW, "momentum": SGD}[base](groups, lr=0.01, **{"momentum": 0.9} if base == "momentum" else {})
+    inner = {"AdamW": AdamW, "momentum": SGD}[base](
+        groups, lr=0.01, **{"momentum": 0.9} if base == "momentum" else {}
+    )
     return model, StepTuned(inner, **{"tune_every": 3, **options})
 
 
@@ -499,7 +513,9 @@ def test_a_state_has_the_same_keys_between_the_passes_and_the_base_takes_its_par
         *("G", "g0", "held", "displacement"),
         *("step", "exp_avg", "exp_avg_sq"),
     }
-    assert [sorted(state) for state in boundary["state"].values()] == [sorted(state) for state in between["state"].values()]
+    assert [sorted(state) for state in boundary["state"].values()] == [
+        sorted(state) for state in between["state"].values()
+    ]
 
 
 def test_a_state_of_the_base_alone_is_refused_with_the_way_out():
@@ -562,14 +578,29 @@ def test_the_regression_too():
     problem = Regression()
     theta = torch.tensor(problem.start, requires_grad=True)
     opt = StepTuned(AdamW([theta], lr=0.005, weight_decay=0.1), tune_every=4)
-    twin = reference.step_tuned(problem.start, problem.gradient, reference.Adam(decay=0.1, decoupled=True), alpha=0.005, T=4)
-    assert len(np.unique(follow(opt, [theta], lambda k: problem.torch_loss(k, theta), islice(twin, 250)))) > 10
+    twin = reference.step_tuned(
+        problem.start, problem.gradient, reference.Adam(decay=0.1, decoupled=True), alpha=0.005, T=4
+    )
+    assert (
+        len(
+            np.unique(
+                follow(opt, [theta], lambda k: problem.torch_loss(k, theta), islice(twin, 250))
+            )
+        )
+        > 10
+    )
 
 
 ON_META = {
-    "StepTunedSGD": lambda groups: StepTunedSGD(groups, lr=0.1, tune_every=3, relative=True, per_group=True, max_grad_norm=1.0),
-    "StepTuned(Adam)": lambda groups: StepTuned(Adam(groups, lr=0.1, weight_decay=0.1), tune_every=3, max_grad_norm=1.0),
-    "StepTuned(SGD)": lambda groups: StepTuned(SGD(groups, lr=0.1, momentum=0.9, foreach=True), tune_every=3, per_group=True),
+    "StepTunedSGD": lambda groups: StepTunedSGD(
+        groups, lr=0.1, tune_every=3, relative=True, per_group=True, max_grad_norm=1.0
+    ),
+    "StepTuned(Adam)": lambda groups: StepTuned(
+        Adam(groups, lr=0.1, weight_decay=0.1), tune_every=3, max_grad_norm=1.0
+    ),
+    "StepTuned(SGD)": lambda groups: StepTuned(
+        SGD(groups, lr=0.1, momentum=0.9, foreach=True), tune_every=3, per_group=True
+    ),
 }
 
 
@@ -584,6 +615,8 @@ def test_no_step_looks_at_a_value_of_the_device(name):
             passes += 1
             for p in model.parameters():
                 p.grad = torch.empty_like(p)
-        assert opt.gamma.device == opt.reference.device == opt.curvature.device == torch.device("meta")
+        assert (
+            opt.gamma.device == opt.reference.device == opt.curvature.device == torch.device("meta")
+        )
     assert passes == 7
     assert all(state["G"].device.type == "meta" for state in opt.state.values())

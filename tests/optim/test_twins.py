@@ -8,7 +8,15 @@ import torch
 
 import reference
 from problems import Network, Regression
-from steptuned import ArmijoGD, BarzilaiBorweinGD, ExactGV, ExpectedGV, StepTunedGD, StepTunedSGD, StochasticGV
+from steptuned import (
+    ArmijoGD,
+    BarzilaiBorweinGD,
+    ExactGV,
+    ExpectedGV,
+    StepTunedGD,
+    StepTunedSGD,
+    StochasticGV,
+)
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -46,7 +54,9 @@ def follow(opt, params, loss, twin):
         # Where the curvature is nearly zero, rounding of its terms rules it and its inverse.
         assert abs(opt.curvature.item() - curvature) <= 1e-8 * abs(curvature) + 1e-10
         assert abs(1 / opt.raw_gamma.item() - 1 / raw) <= 1e-8 / raw + 1e-10
-    np.testing.assert_allclose(opt.stats().raw_gamma, np.quantile(raws[-100:], (0.25, 0.5, 0.75)), rtol=1e-6)
+    np.testing.assert_allclose(
+        opt.stats().raw_gamma, np.quantile(raws[-100:], (0.25, 0.5, 0.75)), rtol=1e-6
+    )
     return np.array(gammas), np.array(curvatures)
 
 
@@ -62,11 +72,18 @@ REGRESSION = {
     "weight decay": {"lr": 0.1, "weight_decay": 0.03, "bounds": (0.05, 20.0)},
     "maximize": {"lr": 0.1, "maximize": True, "weight_decay": 0.05, "bounds": (0.1, 30.0)},
     "clipped": {"lr": 1.0, "max_grad_norm": 0.03, "bounds": (0.05, 10.0)},
-    "clipped with weight decay": {"lr": 1.0, "max_grad_norm": 0.03, "weight_decay": 0.02, "bounds": (0.05, 10.0)},
+    "clipped with weight decay": {
+        "lr": 1.0,
+        "max_grad_norm": 0.03,
+        "weight_decay": 0.02,
+        "bounds": (0.05, 10.0),
+    },
 }
 
 
-def twin_options(lr, weight_decay=0.0, maximize=False, bounds=(0.5, 2.0), max_grad_norm=np.inf, **rest):
+def twin_options(
+    lr, weight_decay=0.0, maximize=False, bounds=(0.5, 2.0), max_grad_norm=np.inf, **rest
+):
     return {
         "alpha": lr,
         "decay": weight_decay,
@@ -96,7 +113,11 @@ def test_the_runs_meet_negative_curvature_and_both_bounds():
     gammas, curvatures = follow(opt, [theta], lambda k: problem.torch_loss(k, theta), twin)
     negative, lower, upper = (curvatures <= 0), (gammas == 5.0), (gammas == 8.0)
     inside = ~negative & ~lower & ~upper
-    assert min(negative.sum(), lower.sum(), upper.sum(), inside.sum()) >= 3, [negative.sum(), lower.sum(), upper.sum()]
+    assert min(negative.sum(), lower.sum(), upper.sum(), inside.sum()) >= 3, [
+        negative.sum(),
+        lower.sum(),
+        upper.sum(),
+    ]
     stats = opt.stats()
     assert stats.iterations == ITERATIONS
     assert stats.negative == negative.mean()
@@ -127,11 +148,16 @@ def test_groups_with_their_own_lr_and_weight_decay_share_one_gamma():
     problem = Network()
     params = [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
     alphas, decays = (0.1, 0.03, 0.2, 0.0), (0.0, 0.02, 0.0, 0.1)
-    groups = [{"params": [p], "lr": a, "weight_decay": w} for p, a, w in zip(params, alphas, decays, strict=True)]
+    groups = [
+        {"params": [p], "lr": a, "weight_decay": w}
+        for p, a, w in zip(params, alphas, decays, strict=True)
+    ]
     opt = StepTunedSGD(groups, bounds=(0.05, 5.0), decay_every=10)
     sizes = [p.numel() for p in params]
     alpha, decay = np.repeat(alphas, sizes), np.repeat(decays, sizes)
-    twin = reference.step_tuned_sgd(problem.start, problem.gradient, alpha=alpha, decay=decay, m=0.05, M=5.0, decay_every=10)
+    twin = reference.step_tuned_sgd(
+        problem.start, problem.gradient, alpha=alpha, decay=decay, m=0.05, M=5.0, decay_every=10
+    )
     follow(opt, params, lambda k: problem.torch_loss(k, *params), twin)
 
 
@@ -141,9 +167,13 @@ def test_large_tensors_take_the_way_in_chunks_and_give_the_same(monkeypatch, wei
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
     problem = Network()
     params = [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
-    opt = StepTunedSGD(params, lr=0.3, weight_decay=weight_decay, bounds=(0.05, 20.0), decay_every=1)
+    opt = StepTunedSGD(
+        params, lr=0.3, weight_decay=weight_decay, bounds=(0.05, 20.0), decay_every=1
+    )
     monkeypatch.setattr("steptuned.optim.flat.first_pass", None)
-    twin = reference.step_tuned_sgd(problem.start, problem.gradient, alpha=0.3, decay=weight_decay, m=0.05, M=20.0)
+    twin = reference.step_tuned_sgd(
+        problem.start, problem.gradient, alpha=0.3, decay=weight_decay, m=0.05, M=20.0
+    )
     follow(opt, params, lambda k: problem.torch_loss(k, *params), twin)
 
 
@@ -170,15 +200,31 @@ def descend(opt, theta, loss, twin, iterations=ITERATIONS):
 def test_step_tuned_gd_is_algorithm_1(lr, nu, seed):
     problem = Regression(n=100, p=5, seed=seed)
     theta = torch.tensor(problem.start, requires_grad=True)
-    twin = reference.step_tuned_gd(problem.start, lambda k, theta: problem.full_gradient(theta), alpha=lr, nu=nu)
-    descend(StepTunedGD([theta], lr=lr, nu=nu), theta, lambda k: problem.torch_loss(None, theta), twin, 40)
+    twin = reference.step_tuned_gd(
+        problem.start, lambda k, theta: problem.full_gradient(theta), alpha=lr, nu=nu
+    )
+    descend(
+        StepTunedGD([theta], lr=lr, nu=nu),
+        theta,
+        lambda k: problem.torch_loss(None, theta),
+        twin,
+        40,
+    )
 
 
 def test_barzilai_borwein_takes_absolute_values():
     problem = Regression(n=100, p=5, seed=8)
     theta = torch.tensor(problem.start, requires_grad=True)
-    twin = reference.barzilai_borwein(problem.start, lambda k, theta: problem.full_gradient(theta), alpha=0.02)
-    descend(BarzilaiBorweinGD([theta], lr=0.02), theta, lambda k: problem.torch_loss(None, theta), twin, 30)
+    twin = reference.barzilai_borwein(
+        problem.start, lambda k, theta: problem.full_gradient(theta), alpha=0.02
+    )
+    descend(
+        BarzilaiBorweinGD([theta], lr=0.02),
+        theta,
+        lambda k: problem.torch_loss(None, theta),
+        twin,
+        30,
+    )
 
 
 GV = {"alpha": 0.3, "nu": 5.0, "m": 0.1, "M": 10.0, "delta": 0.01}
@@ -189,14 +235,18 @@ def test_stochastic_gv_is_algorithm_3():
     problem = Regression()
     theta = torch.tensor(problem.start, requires_grad=True)
     twin = reference.stochastic_gv(problem.start, problem.gradient, **GV)
-    descend(StochasticGV([theta], **GV_OPTIONS), theta, lambda k: problem.torch_loss(k, theta), twin)
+    descend(
+        StochasticGV([theta], **GV_OPTIONS), theta, lambda k: problem.torch_loss(k, theta), twin
+    )
 
 
 def test_exact_gv_is_algorithm_4():
     problem = Regression(seed=3)
     theta = torch.tensor(problem.start, requires_grad=True)
     twin = reference.exact_gv(problem.start, problem.gradient, problem.full_gradient, **GV)
-    opt = ExactGV([theta], lambda: torch.autograd.grad(problem.torch_loss(None, theta), theta), **GV_OPTIONS)
+    opt = ExactGV(
+        [theta], lambda: torch.autograd.grad(problem.torch_loss(None, theta), theta), **GV_OPTIONS
+    )
     descend(opt, theta, lambda k: problem.torch_loss(k, theta), twin)
 
 
@@ -204,7 +254,11 @@ def test_expected_gv_is_algorithm_5():
     problem = Regression(n=60, p=8, batch=6)
     theta = torch.tensor(problem.start, requires_grad=True)
     twin = reference.expected_gv(problem.start, problem.gradient, problem.expectation, **GV)
-    opt = ExpectedGV([theta], lambda: [torch.from_numpy(problem.expectation(theta.detach().numpy()))], **GV_OPTIONS)
+    opt = ExpectedGV(
+        [theta],
+        lambda: [torch.from_numpy(problem.expectation(theta.detach().numpy()))],
+        **GV_OPTIONS,
+    )
     descend(opt, theta, lambda k: problem.torch_loss(k, theta), twin)
 
 
@@ -219,7 +273,13 @@ def test_armijo_is_backtracking(value):
     theta = torch.tensor(problem.start, requires_grad=True)
     opt = ArmijoGD([theta], lr=64.0, slope=0.1, shrink=0.5, max_backtracks=20)
     twin = reference.armijo(
-        problem.start, problem.value, lambda k, t: problem.full_gradient(t), alpha=64.0, slope=0.1, shrink=0.5, max_backtracks=20
+        problem.start,
+        problem.value,
+        lambda k, t: problem.full_gradient(t),
+        alpha=64.0,
+        slope=0.1,
+        shrink=0.5,
+        max_backtracks=20,
     )
 
     def closure():

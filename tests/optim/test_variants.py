@@ -26,7 +26,9 @@ from test_state import WAYS, assert_same_run, loss, make
 from test_twins import close, joined
 
 ITERATIONS = 250
-pytestmark = pytest.mark.filterwarnings("ignore:gamma has been at", "ignore:torch.distributed is disabled:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:gamma has been at", "ignore:torch.distributed is disabled:UserWarning"
+)
 
 VARIANTS = {
     "every third": {"tune_every": 3},
@@ -53,12 +55,17 @@ def follow(opt, params, problem_loss, twin, iterations=ITERATIONS):
         close(joined(params), whole)
         close(opt.gamma.reshape(-1), gamma)
         # Where the curvature is nearly zero, rounding of its terms rules it and its inverse.
-        assert np.abs(1 / opt.raw_gamma.reshape(-1).numpy() - 1 / raw).max() <= 1e-8 / np.abs(raw).min() + 1e-10
+        assert (
+            np.abs(1 / opt.raw_gamma.reshape(-1).numpy() - 1 / raw).max()
+            <= 1e-8 / np.abs(raw).min() + 1e-10
+        )
         gammas.append(gamma)
     return np.array(gammas)
 
 
-def twin_options(lr, bounds=(0.5, 2.0), tune_every=1, weight_decay=0.0, max_grad_norm=np.inf, **rest):
+def twin_options(
+    lr, bounds=(0.5, 2.0), tune_every=1, weight_decay=0.0, max_grad_norm=np.inf, **rest
+):
     m, M = bounds
     return {
         "alpha": lr,
@@ -104,7 +111,9 @@ def test_a_variant_is_its_twin_on_the_regression(name):
     problem, options = Regression(), TWINS[name]
     theta = torch.tensor(problem.start, requires_grad=True)
     twin = reference.variant(problem.start, problem.gradient, **twin_options(**options))
-    gammas = follow(StepTunedSGD([theta], **options), [theta], lambda k: problem.torch_loss(k, theta), twin)
+    gammas = follow(
+        StepTunedSGD([theta], **options), [theta], lambda k: problem.torch_loss(k, theta), twin
+    )
     assert len(np.unique(gammas)) > 10, "gamma moves"
 
 
@@ -114,7 +123,9 @@ def network(monkeypatch, in_chunks):
         monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
         monkeypatch.setattr("steptuned.optim.flat.first_pass", None)
     problem = Network()
-    return problem, [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
+    return problem, [
+        torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)
+    ]
 
 
 @pytest.mark.parametrize("in_chunks", [False, True])
@@ -130,11 +141,16 @@ def test_groups_with_their_own_lr_and_weight_decay_at_every_third_mini_batch():
     problem = Network()
     params = [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
     alphas, decays = (0.1, 0.03, 0.2, 0.01), (0.0, 0.02, 0.0, 0.1)
-    groups = [{"params": [p], "lr": a, "weight_decay": w} for p, a, w in zip(params, alphas, decays, strict=True)]
+    groups = [
+        {"params": [p], "lr": a, "weight_decay": w}
+        for p, a, w in zip(params, alphas, decays, strict=True)
+    ]
     opt = StepTunedSGD(groups, bounds=(0.05, 5.0), tune_every=3)
     sizes = [p.numel() for p in params]
     alpha, decay = np.repeat(alphas, sizes), np.repeat(decays, sizes)
-    twin = reference.variant(problem.start, problem.gradient, alpha=alpha, decay=decay, m=0.05, M=5.0, T=3)
+    twin = reference.variant(
+        problem.start, problem.gradient, alpha=alpha, decay=decay, m=0.05, M=5.0, T=3
+    )
     follow(opt, params, lambda k: problem.torch_loss(k, *params), twin)
 
 
@@ -159,13 +175,20 @@ def test_under_a_cosine_schedule_gamma_does_not_collapse_as_undivided_difference
         return lr * (1 + np.cos(np.pi * k / n)) / 2
 
     options = {"alpha": alpha, "T": 16, "m": 0.05, "M": 20.0}
-    undivided = [gamma[0] for *_, gamma, _ in islice(reference.variant(np.zeros(10), gradient, divide=False, **options), n)]
+    undivided = [
+        gamma[0]
+        for *_, gamma, _ in islice(
+            reference.variant(np.zeros(10), gradient, divide=False, **options), n
+        )
+    ]
 
     theta = torch.zeros(10, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=lr, bounds=(0.05, 20.0), tune_every=16)
     scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda k: alpha(k) / lr)
     gammas = []
-    for k, (_, whole, gamma, _) in enumerate(islice(reference.variant(np.zeros(10), gradient, **options), n)):
+    for k, (_, whole, gamma, _) in enumerate(
+        islice(reference.variant(np.zeros(10), gradient, **options), n)
+    ):
         for _ in opt.passes():
             theta.grad = torch.from_numpy(gradient(k, theta.detach().numpy()))
         scheduler.step()
@@ -211,7 +234,9 @@ def test_the_three_forms_give_the_same_bits_with_dropout(variant):
     for form in FORMS:
         model = dropout_network()
         groups = [{"params": model[0].parameters()}, {"params": model[3].parameters(), "lr": 0.03}]
-        opt = StepTunedSGD(groups, lr=0.1, bounds=(0.05, 20.0), max_grad_norm=1.0, **VARIANTS[variant])
+        opt = StepTunedSGD(
+            groups, lr=0.1, bounds=(0.05, 20.0), max_grad_norm=1.0, **VARIANTS[variant]
+        )
         torch.manual_seed(2)
         for x, y in batches(30):
             form(model, opt, x, y)
@@ -259,7 +284,9 @@ def test_a_half_step_that_is_not_needed_and_a_step_without_one_that_is_are_refus
     assert not opt.needs_second_pass
     back_propagate(model, opt, x, y)
     before = copy.deepcopy((model.state_dict(), opt.state_dict()))
-    with pytest.raises(RuntimeError, match=r"half_step\(\) on a mini-batch that is used once: with tune_every=2"):
+    with pytest.raises(
+        RuntimeError, match=r"half_step\(\) on a mini-batch that is used once: with tune_every=2"
+    ):
         opt.half_step()
     assert same((model.state_dict(), opt.state_dict()), before)
     opt.step()
@@ -360,7 +387,9 @@ def test_a_relative_gamma_does_not_depend_on_the_size_of_the_curvature():
     ways = {}
     for c in (1.0, 1024.0):
         for relative in (True, False):
-            params = [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
+            params = [
+                torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)
+            ]
             opt = StepTunedSGD(params, lr=0.5 / c, relative=relative, nu=1.0)
             for k in range(100):
                 for _ in opt.passes():
@@ -399,7 +428,9 @@ def test_what_is_not_finite_does_not_enter_the_reference():
     assert opt.reference.item() == pytest.approx(2.0, rel=1e-6)
     theta.data.fill_(1.0)
     for i in opt.passes():
-        theta.grad = torch.full_like(theta, 1e150 - i * 1e-170)  # a curvature so small that its inverse is infinite
+        theta.grad = torch.full_like(
+            theta, 1e150 - i * 1e-170
+        )  # a curvature so small that its inverse is infinite
     assert torch.isfinite(opt.reference)
 
 
@@ -433,7 +464,10 @@ def test_each_group_has_a_gamma_of_its_own(name, in_chunks, monkeypatch):
     options = PER_GROUP[name]
     alphas, decays = (0.1, 0.03, 0.05), (0.0, 0.02, 0.0)
     parts = [params[:1], params[1:3], params[3:]]
-    groups = [{"params": part, "lr": a, "weight_decay": w} for part, a, w in zip(parts, alphas, decays, strict=True)]
+    groups = [
+        {"params": part, "lr": a, "weight_decay": w}
+        for part, a, w in zip(parts, alphas, decays, strict=True)
+    ]
     sizes = [sum(p.numel() for p in part) for part in parts]
     alpha, decay = np.repeat(alphas, sizes), np.repeat(decays, sizes)
     indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -450,7 +484,12 @@ def test_each_group_has_a_gamma_of_its_own(name, in_chunks, monkeypatch):
     each = [group["effective_lr"].item() for group in opt.param_groups]
     decayed = 1.0 if "decay_every" not in options else 25**-(0.501)
     np.testing.assert_allclose(each, np.array(alphas) * gammas[-2] * decayed, rtol=1e-9)
-    assert opt.stats(1).at_upper == (gammas[:: options.get("tune_every", 1), 1] == options.get("bounds", (0.5, 2.0))[1]).mean()
+    assert (
+        opt.stats(1).at_upper
+        == (
+            gammas[:: options.get("tune_every", 1), 1] == options.get("bounds", (0.5, 2.0))[1]
+        ).mean()
+    )
 
 
 def two_groups(**options):
@@ -506,9 +545,13 @@ def test_groups_may_differ_in_the_options_of_gamma_and_in_no_others():
     curve(opt, a, b)
     assert opt.gamma.tolist() == [pytest.approx(1.0), 0.2]
     for name, value in (("tune_every", 2), ("per_group", False), ("max_grad_norm", 1.0)):
-        with pytest.raises(ValueError, match=f"{name} must be the same for all parameter groups: got"):
+        with pytest.raises(
+            ValueError, match=f"{name} must be the same for all parameter groups: got"
+        ):
             StepTunedSGD([{"params": [a]}, {"params": [b], name: value}], per_group=True)
-    with pytest.raises(ValueError, match="bounds must be the same for all parameter groups, as gamma is one number"):
+    with pytest.raises(
+        ValueError, match="bounds must be the same for all parameter groups, as gamma is one number"
+    ):
         StepTunedSGD([{"params": [a]}, {"params": [b], "bounds": (0.1, 0.2)}])
 
 
@@ -565,7 +608,9 @@ def test_through_a_scaler_a_variant_is_the_same(variant):
     runs = []
     for through in (True, False):
         model = dropout_network().eval()
-        opt = StepTunedSGD(model.parameters(), lr=0.1, bounds=(0.05, 20.0), max_grad_norm=0.5, **VARIANTS[variant])
+        opt = StepTunedSGD(
+            model.parameters(), lr=0.1, bounds=(0.05, 20.0), max_grad_norm=0.5, **VARIANTS[variant]
+        )
         scaled_run(model, opt, batches(20), through=through)
         runs.append(
             (
@@ -584,9 +629,13 @@ def test_an_overflow_on_a_mini_batch_that_is_used_once_moves_nothing_and_is_not_
     opt = StepTunedSGD(model.parameters(), lr=0.1, tune_every=3)
     data = batches(4)
     scaled_run(model, opt, data[:1])
-    before = copy.deepcopy((model.state_dict(), [state["G"] for state in opt.state.values()], opt.gamma))
+    before = copy.deepcopy(
+        (model.state_dict(), [state["G"] for state in opt.state.values()], opt.gamma)
+    )
     scaled_run(model, opt, data[1:2], overflow=(0,))
-    assert same((model.state_dict(), [state["G"] for state in opt.state.values()], opt.gamma), before)
+    assert same(
+        (model.state_dict(), [state["G"] for state in opt.state.values()], opt.gamma), before
+    )
     assert (opt.stats().iterations, opt.stats().measurements) == (1, 1)
     scaled_run(model, opt, data[2:3])
     assert (opt.stats().iterations, opt.stats().measurements) == (2, 1)

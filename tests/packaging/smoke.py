@@ -33,7 +33,9 @@ def smoke(wheel: Path) -> None:
         python = Path(folder) / "bin" / "python"
 
         def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-            return subprocess.run([str(python), *arguments], cwd=folder, text=True, capture_output=True, check=False)
+            return subprocess.run(
+                [str(python), *arguments], cwd=folder, text=True, capture_output=True, check=False
+            )
 
         def must(*arguments: str) -> str:
             done = run(*arguments)
@@ -44,8 +46,12 @@ def smoke(wheel: Path) -> None:
         said = must("-W", "error", "-W", "ignore:Failed to initialize NumPy", "-c", PROGRAM)
         assert str(ROOT) not in said, said
         print(said, end="")
-        installed = {line.split("==")[0].lower() for line in must("-m", "pip", "freeze").splitlines()}
-        assert not installed & {"numpy", "typer", "matplotlib", "lightning", "transformers"}, installed
+        installed = {
+            line.split("==")[0].lower() for line in must("-m", "pip", "freeze").splitlines()
+        }
+        assert not installed & {"numpy", "typer", "matplotlib", "lightning", "transformers"}, (
+            installed
+        )
         asked = run("-m", "steptuned", "list")
         assert asked.returncode == 1, asked.stdout
         assert "pip install 'steptuned[lab]'" in asked.stderr, asked.stderr

@@ -39,13 +39,24 @@ def test_the_sdist_has_the_sources_and_no_tests_data_or_figures(built):
     with tarfile.open(built[1]) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
     beside = {name for name in names if not name.startswith("src/")}
-    assert beside <= {"README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert beside <= {
+        "README.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "LICENSE",
+        "pyproject.toml",
+        "PKG-INFO",
+        ".gitignore",
+    }
     assert {"README.md", "LICENSE", "pyproject.toml"} <= beside
 
 
 def test_the_metadata_are_right_and_the_readme_renders(built):
     checked = subprocess.run(
-        [sys.executable, "-m", "twine", "check", "--strict", *built], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "twine", "check", "--strict", *built],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert checked.returncode == 0, checked.stdout
     with zipfile.ZipFile(built[0]) as wheel:
@@ -54,5 +65,16 @@ def test_the_metadata_are_right_and_the_readme_renders(built):
     assert told["Name"] == "steptuned"
     assert told["Requires-Python"] == ">=3.10"
     assert told["License-Expression"] == "MIT"
-    assert [need for need in told.get_all("Requires-Dist") if "extra ==" not in need] == ["torch>=2.6"]
-    assert set(told.get_all("Provides-Extra")) == {"lab", "dask", "lightning", "huggingface", "docs", "dev", "all", "tensorboard"}
+    assert [need for need in told.get_all("Requires-Dist") if "extra ==" not in need] == [
+        "torch>=2.6"
+    ]
+    assert set(told.get_all("Provides-Extra")) == {
+        "lab",
+        "dask",
+        "lightning",
+        "huggingface",
+        "docs",
+        "dev",
+        "all",
+        "tensorboard",
+    }

@@ -15,7 +15,9 @@ def measurements(opt: TwoPasses) -> dict[str, Tensor]:
     steps = _of_groups("effective_lr", [group["effective_lr"] for group in opt.param_groups])
     if not opt.param_groups[0]["per_group"]:
         return {"gamma": opt.gamma, "curvature": opt.curvature} | steps
-    return _of_groups("gamma", list(opt.gamma)) | _of_groups("curvature", list(opt.curvature)) | steps
+    return (
+        _of_groups("gamma", list(opt.gamma)) | _of_groups("curvature", list(opt.curvature)) | steps
+    )
 
 
 def summary(opt: TwoPasses) -> dict[str, float]:
@@ -23,7 +25,11 @@ def summary(opt: TwoPasses) -> dict[str, float]:
     if not opt.param_groups[0]["per_group"]:
         return _named(opt.stats())
     each = [_named(opt.stats(i)) for i, _ in enumerate(opt.param_groups)]
-    return {key: value for name in each[0] for key, value in _of_groups(name, [e[name] for e in each]).items()}
+    return {
+        key: value
+        for name in each[0]
+        for key, value in _of_groups(name, [e[name] for e in each]).items()
+    }
 
 
 def _of_groups(name: str, values: list[Value]) -> dict[str, Value]:

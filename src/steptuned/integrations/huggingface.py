@@ -102,7 +102,9 @@ class StepTunedTrainer(Trainer):
         self._drop()
         return super().train(*args, **kwargs)
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Tensor:
         """A micro-batch of the first pass; after the last one, all of the second, if there is one."""
         opt = self._step_tuned
         if not opt.needs_second_pass:
@@ -161,15 +163,29 @@ def _norm(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
 def _refuse(args: TrainingArguments) -> None:
     """Raise an error for what cannot take two passes, or would measure wrongly."""
     if args.fp16:
-        raise ValueError("StepTunedTrainer does not support fp16, whose GradScaler knows one pass per step: use bf16=True instead")
+        raise ValueError(
+            "StepTunedTrainer does not support fp16, whose GradScaler knows one pass per step: use bf16=True instead"
+        )
     if args.deepspeed:
-        raise ValueError("StepTunedTrainer does not support DeepSpeed, which steps by itself: use FSDP 2 instead")
-    if args.fsdp and isinstance(args.fsdp_config, dict) and int(args.fsdp_config.get("version", 2)) < 2:
-        raise ValueError("StepTunedTrainer does not support FSDP 1, whose shards do not tell of what they are part: use FSDP 2")
+        raise ValueError(
+            "StepTunedTrainer does not support DeepSpeed, which steps by itself: use FSDP 2 instead"
+        )
+    if (
+        args.fsdp
+        and isinstance(args.fsdp_config, dict)
+        and int(args.fsdp_config.get("version", 2)) < 2
+    ):
+        raise ValueError(
+            "StepTunedTrainer does not support FSDP 1, whose shards do not tell of what they are part: use FSDP 2"
+        )
     if args.parallelism_config is not None and args.parallelism_config.cp_enabled:
-        raise ValueError("StepTunedTrainer does not support context parallelism, which cuts up its inputs: use another parallelism")
+        raise ValueError(
+            "StepTunedTrainer does not support context parallelism, which cuts up its inputs: use another parallelism"
+        )
     if args.n_gpu > 1:
-        raise ValueError("StepTunedTrainer does not support several GPUs in one process: start one process per GPU with torchrun")
+        raise ValueError(
+            "StepTunedTrainer does not support several GPUs in one process: start one process per GPU with torchrun"
+        )
     if args.optim != TrainingArguments.default_optim or args.optim_args:
         raise ValueError(
             f"StepTunedTrainer trains with StepTunedSGD, got optim={str(args.optim)!r}, optim_args={args.optim_args!r}: leave both "

@@ -104,7 +104,9 @@ class StepTuned(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._leave(trainer, pl_module)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         self._leave(trainer, pl_module)
 
     def _leave(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,19 +145,28 @@ class StepTuned(Callback):
     def _refuse(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
             return
-        if getattr(trainer.precision_plugin, "scaler", None) and not isinstance(trainer.precision_plugin, StepTunedMixedPrecision):
+        if getattr(trainer.precision_plugin, "scaler", None) and not isinstance(
+            trainer.precision_plugin, StepTunedMixedPrecision
+        ):
             raise ValueError(
                 "precision='16-mixed' takes one pass per step: use 'bf16-mixed', or "
                 "Trainer(plugins=[StepTunedMixedPrecision('16-mixed', device)]) from steptuned.integrations.lightning"
             )
         if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
-            raise ValueError("gradient_clip_algorithm='value' would change the measured curvature: use 'norm'")
-        if type(pl_module).configure_gradient_clipping.__qualname__ != "LightningModule.configure_gradient_clipping":
+            raise ValueError(
+                "gradient_clip_algorithm='value' would change the measured curvature: use 'norm'"
+            )
+        if (
+            type(pl_module).configure_gradient_clipping.__qualname__
+            != "LightningModule.configure_gradient_clipping"
+        ):
             raise ValueError(
                 "configure_gradient_clipping() would change the measured curvature: remove it and give StepTunedSGD max_grad_norm"
             )
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         # After the last epoch, StochasticWeightAveraging updates the statistics of BatchNorm by
         # forward passes over all mini-batches, and sets accumulate_grad_batches to avoid steps.
         averages = trainer.fit_loop._skip_backward
@@ -292,4 +303,8 @@ def _is_ours(optimizer: Any) -> TypeGuard[TwoPasses]:
 
 
 def _rank_and_ranks() -> tuple[int, int]:
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    return (
+        (dist.get_rank(), dist.get_world_size())
+        if dist.is_available() and dist.is_initialized()
+        else (0, 1)
+    )

@@ -336,7 +336,9 @@ def _judge(claim: Claim, scales: list[PairedRuns]) -> Judgement:
             missing.append(f"{runs.scale}: {reason}")
             continue
         for finding, measure in zip(found, claim.measures, strict=True):
-            findings.append(replace(finding, scale=runs.scale, measure=LABELS.get(measure, measure)))
+            findings.append(
+                replace(finding, scale=runs.scale, measure=LABELS.get(measure, measure))
+            )
         other += sum(map(_is_of_other_criteria, runs.used.values()))
     if not findings:
         return Judgement("not run", f"runs missing ({'; '.join(missing)})")
@@ -439,7 +441,9 @@ def _all_hold(comparisons: Sequence[Compared], where: str = "") -> Finding:
     if failing:
         told = f"{len(failing)} of {len(comparisons)} fail: {'; '.join(map(str, failing))}"
     else:
-        told = f"all {len(comparisons)} hold, largest p = {max(c.result.p for c in comparisons):.2g}"
+        told = (
+            f"all {len(comparisons)} hold, largest p = {max(c.result.p for c in comparisons):.2g}"
+        )
     return _finding(not failing, f"{where}: {told}" if where else told, comparisons)
 
 

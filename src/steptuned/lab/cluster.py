@@ -33,7 +33,9 @@ def connect(address: str, config: WorkerConfig) -> "DaskEngine":
     try:
         from distributed import Client, LocalCluster
     except ImportError:
-        raise EngineError("--dask needs the package distributed: pip install 'steptuned[dask]'") from None
+        raise EngineError(
+            "--dask needs the package distributed: pip install 'steptuned[dask]'"
+        ) from None
     for name in ("distributed", "distributed.client"):  # errors are reported in one sentence
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if address.startswith("local:"):
@@ -53,7 +55,9 @@ def connect(address: str, config: WorkerConfig) -> "DaskEngine":
     try:
         client = Client(address, timeout=CONNECT_SECONDS)
     except (OSError, ValueError) as error:
-        raise EngineError(f"no Dask scheduler answers at {address} ({error}): start one with `dask scheduler`") from None
+        raise EngineError(
+            f"no Dask scheduler answers at {address} ({error}): start one with `dask scheduler`"
+        ) from None
     engine = DaskEngine(client, address, config, foreign=True)
     engine.refuse_threads()
     return engine
@@ -101,7 +105,9 @@ class DaskEngine:
         while tries:
             for tried in [tried for tried in tries if tried.future.done()]:
                 if self._was_given_up(tried.future):
-                    tries[tries.index(tried)] = self._again(tried, [len(tries), *(run.claimant() for run in runs)])
+                    tries[tries.index(tried)] = self._again(
+                        tried, [len(tries), *(run.claimant() for run in runs)]
+                    )
                 else:
                     tries.remove(tried)
                     _wait_for(tried.run)
@@ -125,7 +131,9 @@ class DaskEngine:
         if isinstance(error, EngineError):
             raise error
         if error is not None and not isinstance(error, KilledWorker):
-            raise EngineError(f"a worker of {self.address} cannot make runs ({type(error).__name__}: {error})")
+            raise EngineError(
+                f"a worker of {self.address} cannot make runs ({type(error).__name__}: {error})"
+            )
         return error is not None
 
     def _again(self, tried: Try, signs: list[Any]) -> Try:
@@ -170,7 +178,9 @@ def task(folder: Path, config: WorkerConfig, data: str | None, address: str) -> 
     if worker.state.nthreads > 1:
         raise one_thread(address, worker.state.nthreads)
     if not (folder / "spec.json").exists():
-        raise EngineError(f"the worker {worker.address} does not see {folder}: give a folder as --out that all workers share")
+        raise EngineError(
+            f"the worker {worker.address} does not see {folder}: give a folder as --out that all workers share"
+        )
     with _data(data):
         work(folder, config)
 

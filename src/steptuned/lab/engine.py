@@ -18,7 +18,13 @@ from joblib.externals.loky import get_reusable_executor
 from steptuned.lab.extensions import extend
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.ranks import Ranks
-from steptuned.lab.run import CHECKPOINT_SECONDS, Abandoned, IndivisibleError, environment_now, execute
+from steptuned.lab.run import (
+    CHECKPOINT_SECONDS,
+    Abandoned,
+    IndivisibleError,
+    environment_now,
+    execute,
+)
 from steptuned.lab.store import ENDED, TRIES, Died, Run, why
 
 GRACE_SECONDS = 60.0
@@ -188,15 +194,21 @@ class LocalEngine:
                 yield run
             barren = 0 if suspects or len(left) < before else barren + 1
             if barren == TRIES:
-                raise EngineError("worker processes die before they start a run: is there enough memory for so many jobs?")
+                raise EngineError(
+                    "worker processes die before they start a run: is there enough memory for so many jobs?"
+                )
 
-    def _pool(self, runs: list[Run], jobs: int, left: list[Run]) -> Generator[Run | str, None, list[Run]]:
+    def _pool(
+        self, runs: list[Run], jobs: int, left: list[Run]
+    ) -> Generator[Run | str, None, list[Run]]:
         """Run in parallel until all runs have ended or a worker dies.
 
         Returns the runs that the dead worker may have been executing.
         """
         executor = self._executor(jobs)
-        futures: dict[Future[None], Run] = {executor.submit(work, run.folder, self.config): run for run in runs}
+        futures: dict[Future[None], Run] = {
+            executor.submit(work, run.folder, self.config): run for run in runs
+        }
         pending = set(futures)
         try:
             while pending:
@@ -218,7 +230,9 @@ class LocalEngine:
         """Idle workers end by themselves."""
 
     def _executor(self, jobs: int) -> Any:
-        return get_reusable_executor(max_workers=jobs, timeout=300, initializer=begin_worker, initargs=(os.getpid(),))
+        return get_reusable_executor(
+            max_workers=jobs, timeout=300, initializer=begin_worker, initargs=(os.getpid(),)
+        )
 
 
 class TorchrunEngine:

@@ -29,7 +29,20 @@ MANIFEST = "MANIFEST.json"
 TABLE_2 = "table-2.json"
 ABOUT = b"steptuned"
 """The key of the Parquet file's metadata that has the experiments."""
-RUN_COLUMNS = ("run", "problem", "method", "seed", "scale", "status", "thinned", "hyper", "spec", "environment", "result", "keys")
+RUN_COLUMNS = (
+    "run",
+    "problem",
+    "method",
+    "seed",
+    "scale",
+    "status",
+    "thinned",
+    "hyper",
+    "spec",
+    "environment",
+    "result",
+    "keys",
+)
 WHOLE_NUMBERS = ("bp", "batches", "samples", "evaluations")
 READ_OF_TRIALS = ("bp", "loss")
 
@@ -63,7 +76,10 @@ def pack(store: Path, folder: Path) -> dict[str, Any]:
             "commits": sorted({str(e.get("commit")) for e in environments}),
             "criteria": sorted({str(e.get("criteria")) for e in environments}),
         }
-    timings = {path.name: json.loads(path.read_text()) for path in sorted((store / "table-2").glob("*.json"))}
+    timings = {
+        path.name: json.loads(path.read_text())
+        for path in sorted((store / "table-2").glob("*.json"))
+    }
     if timings:
         write_json(folder / TABLE_2, timings)
         manifest["files"][TABLE_2] = {"sha256": _sha256(folder / TABLE_2)}
@@ -79,18 +95,27 @@ def pack(store: Path, folder: Path) -> dict[str, Any]:
 def _names(paths: list[Path], asked: list[dict[str, Any]]) -> list[str]:
     """Figure and scale; where two experiments have the same, the whole name of their file in the store."""
     plain = [f"{about['figure']}-{about['scale']}" for about in asked]
-    return [name if plain.count(name) == 1 else path.stem for name, path in zip(plain, paths, strict=True)]
+    return [
+        name if plain.count(name) == 1 else path.stem
+        for name, path in zip(plain, paths, strict=True)
+    ]
 
 
-def _rows(store: Path, experiments: list[Experiment]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _rows(
+    store: Path, experiments: list[Experiment]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The records of all complete runs of these experiments, and the runs."""
     results = Results(Store(store))
     reported: dict[str, RunSpec] = {}
     others: dict[str, RunSpec] = {}
     for experiment in experiments:
         outcome = outcome_of(experiment, results)
-        reported |= {spec.identity: spec for group in outcome.groups for spec in group.specs.values()}
-        others |= {trial.spec.identity: trial.spec for group in outcome.groups for trial in group.trials}
+        reported |= {
+            spec.identity: spec for group in outcome.groups for spec in group.specs.values()
+        }
+        others |= {
+            trial.spec.identity: trial.spec for group in outcome.groups for trial in group.trials
+        }
         others |= {spec.identity: spec for spec in outcome.star_specs}
     rows, runs = [], []
     for identity, spec in {**others, **reported}.items():
@@ -98,7 +123,9 @@ def _rows(store: Path, experiments: list[Experiment]) -> tuple[list[dict[str, An
         if run.status() not in COMPLETE:
             continue
         if not run.is_sound():
-            raise EvidenceError(f"{run.folder}: its log is not the one it ended with; delete the folder and run it again")
+            raise EvidenceError(
+                f"{run.folder}: its log is not the one it ended with; delete the folder and run it again"
+            )
         about = _about(run, spec, thinned=identity not in reported)
         runs.append(about)
         rows += _records(run, about)
@@ -126,8 +153,13 @@ def _about(run: Run, spec: RunSpec, thinned: bool) -> dict[str, Any]:
 def _records(run: Run, about: dict[str, Any]) -> list[dict[str, Any]]:
     records = run.records()
     keys = [key for key in records[-1] if not about["thinned"] or key in READ_OF_TRIALS]
-    if not about["thinned"] and hashlib.sha256(_log_bytes(records, keys)).hexdigest() != about["result"]["sha256"]:
-        raise EvidenceError(f"{run.log_path} has records whose keys are not in one order: it cannot be packed without loss")
+    if (
+        not about["thinned"]
+        and hashlib.sha256(_log_bytes(records, keys)).hexdigest() != about["result"]["sha256"]
+    ):
+        raise EvidenceError(
+            f"{run.log_path} has records whose keys are not in one order: it cannot be packed without loss"
+        )
     words = {name: json.dumps(about[name]) for name in ("hyper", "spec", "environment", "result")}
     whole = {**about, **words, "keys": json.dumps(keys)}
     return [{**whole, **{key: record[key] for key in keys if key in record}} for record in records]
@@ -143,7 +175,9 @@ def _table(rows: list[dict[str, Any]]) -> pyarrow.Table:
             return pyarrow.int64() if name == "seed" else pyarrow.string()
         return pyarrow.int64() if name in WHOLE_NUMBERS else pyarrow.float64()
 
-    return pyarrow.table({name: pyarrow.array([row.get(name) for row in rows], kind(name)) for name in columns})
+    return pyarrow.table(
+        {name: pyarrow.array([row.get(name) for row in rows], kind(name)) for name in columns}
+    )
 
 
 # ---------------------------------------------------------------------------------------------- reading
@@ -165,8 +199,12 @@ def verify(folder: Path) -> dict[str, Any]:
         if not path.exists():
             raise EvidenceError(f"{path} is missing")
         if _sha256(path) != entry["sha256"]:
-            raise EvidenceError(f"{path} is not the file that was packed: its SHA-256 differs from the one in {MANIFEST}")
-    stray = sorted(path.name for path in folder.glob("*.parquet") if path.name not in manifest["files"])
+            raise EvidenceError(
+                f"{path} is not the file that was packed: its SHA-256 differs from the one in {MANIFEST}"
+            )
+    stray = sorted(
+        path.name for path in folder.glob("*.parquet") if path.name not in manifest["files"]
+    )
     if stray:
         raise EvidenceError(f"{folder / stray[0]} is not in {MANIFEST}")
     return manifest
@@ -183,7 +221,10 @@ def unpack(folder: Path, store: Path) -> int:
             continue
         table = pyarrow.parquet.read_table(folder / name)
         (store / "experiments").mkdir(parents=True, exist_ok=True)
-        write_json(store / "experiments" / f"{Path(name).stem}.json", json.loads(table.schema.metadata[ABOUT]))
+        write_json(
+            store / "experiments" / f"{Path(name).stem}.json",
+            json.loads(table.schema.metadata[ABOUT]),
+        )
         for about, records in _runs_of(table):
             runs[about["run"]] = _restore(Store(store), about, records)
     return len(runs)
@@ -210,7 +251,10 @@ def _runs_of(table: pyarrow.Table) -> Iterator[tuple[dict[str, Any], list[dict[s
             continue
         part = table.slice(start, end - start)
         about = {name: part.column(name)[0].as_py() for name in RUN_COLUMNS}
-        about |= {name: json.loads(about[name]) for name in ("hyper", "spec", "environment", "result", "keys")}
+        about |= {
+            name: json.loads(about[name])
+            for name in ("hyper", "spec", "environment", "result", "keys")
+        }
         yield about, part.select(about["keys"]).to_pylist()
         start = end
 
@@ -230,7 +274,9 @@ def _restore(store: Store, about: dict[str, Any], records: list[dict[str, Any]])
     if about["thinned"]:
         result["thinned"] = True
     elif result["sha256"] != about["result"]["sha256"]:
-        raise EvidenceError(f"run {about['run']} cannot be restored: its log differs from the one that was packed")
+        raise EvidenceError(
+            f"run {about['run']} cannot be restored: its log differs from the one that was packed"
+        )
     write_json(run.folder / "spec.json", about["spec"])
     write_json(run.folder / "environment.json", about["environment"])
     write_json(run.folder / "result.json", result)
@@ -238,7 +284,9 @@ def _restore(store: Store, about: dict[str, Any], records: list[dict[str, Any]])
 
 
 def _log_bytes(records: list[dict[str, Any]], keys: list[str]) -> bytes:
-    return b"".join(json.dumps({key: r[key] for key in keys if key in r}).encode() + b"\n" for r in records)
+    return b"".join(
+        json.dumps({key: r[key] for key in keys if key in r}).encode() + b"\n" for r in records
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -39,7 +39,11 @@ class Budget(_Strict):
     iterations: int | None = Field(default=None, gt=0)
 
     def back_propagations(self, per_epoch: int) -> int:
-        return self.iterations if self.iterations is not None else round((self.epochs or 1) * per_epoch)
+        return (
+            self.iterations
+            if self.iterations is not None
+            else round((self.epochs or 1) * per_epoch)
+        )
 
 
 class Selection(_Strict):
@@ -99,7 +103,9 @@ class Experiment(_Strict):
     ranks: int = 1
     """Processes that share each run: as many as torchrun has started."""
 
-    def spec(self, entry: Entry, hyper: dict[str, Any], seed: int, instance: int, budget: Budget) -> RunSpec:
+    def spec(
+        self, entry: Entry, hyper: dict[str, Any], seed: int, instance: int, budget: Budget
+    ) -> RunSpec:
         options = self.problem_options
         if "instance" in type(options).model_fields:
             options = options.model_copy(update={"instance": instance})
@@ -133,7 +139,9 @@ class Experiment(_Strict):
         grid = entry.grid()
         runs = [(tuned * len(grid), self.selection.after or self.budget)] if len(grid) > 1 else []
         if self.selection.rule == "soonest" and entry.follows is None:
-            runs.append((len({0, *self.reported_seeds}) * tuned, self.selection.star_after or self.budget))
+            runs.append(
+                (len({0, *self.reported_seeds}) * tuned, self.selection.star_after or self.budget)
+            )
         runs.append((self.seeds * self.instances, self.budget))
         return [(count, self.spec(entry, grid[0], 0, 0, budget)) for count, budget in runs]
 
@@ -142,7 +150,10 @@ class Experiment(_Strict):
         counts: dict[tuple[str, str], tuple[int, int]] = {}
         for entry in self.entries:
             runs = self.expected_runs(entry)
-            counts[entry.name, entry.method] = sum(n for n, _ in runs), sum(n * spec.budget for n, spec in runs)
+            counts[entry.name, entry.method] = (
+                sum(n for n, _ in runs),
+                sum(n * spec.budget for n, spec in runs),
+            )
         return counts
 
 
@@ -167,7 +178,11 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
     for name in scales:
         _choose(path, f"scales.{name}", name, SCALES)
     at_scale = dict(scales.get(scale, {}))
-    for layer in (content.pop("panels", {}).get(panel, {}), at_scale, at_scale.pop("panels", {}).get(panel, {})):
+    for layer in (
+        content.pop("panels", {}).get(panel, {}),
+        at_scale,
+        at_scale.pop("panels", {}).get(panel, {}),
+    ):
         content = _merge(content, layer)
     if "setting" in content:
         _choose(path, "setting", content["setting"], TABLE_1)
@@ -176,13 +191,24 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
         content["log_every"] = {"iterations": content["log_every"]}
     _choose(path, "problem", content.get("problem"), PROBLEMS)
     _check(path, "options", PROBLEMS[content["problem"]].Options, content.get("options", {}))
-    entries = [_entry(path, name, dict(table)) for name, table in content.pop("methods", {}).items()]
+    entries = [
+        _entry(path, name, dict(table)) for name, table in content.pop("methods", {}).items()
+    ]
     _check_follows(path, entries)
     if not entries:
-        raise ExperimentError(f"{path}: methods: there are none; give at least one of {listed(METHODS)}")
+        raise ExperimentError(
+            f"{path}: methods: there are none; give at least one of {listed(METHODS)}"
+        )
     try:
         return Experiment(
-            **{"name": path.stem + panel, "scale": scale, "options": {}, "first_seed": 1, **content, "entries": entries}
+            **{
+                "name": path.stem + panel,
+                "scale": scale,
+                "options": {},
+                "first_seed": 1,
+                **content,
+                "entries": entries,
+            }
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -192,7 +218,9 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
             if "extra" in first["type"]
             else ""
         )
-        raise ExperimentError(f"{path}: {key} = {first['input']!r}: {first['msg']}{valid}") from None
+        raise ExperimentError(
+            f"{path}: {key} = {first['input']!r}: {first['msg']}{valid}"
+        ) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -220,7 +248,9 @@ def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
     label = table.pop("label", options.label)
     follows = table.pop("follows", None)
     if follows is not None and "lr" in table:
-        raise ExperimentError(f"{path}: {where}.lr = {table['lr']!r}: its lr follows {follows}, so give none")
+        raise ExperimentError(
+            f"{path}: {where}.lr = {table['lr']!r}: its lr follows {follows}, so give none"
+        )
     defaults = options.defaults
     unknown = {key: value for key, value in table.items() if key not in defaults}
     _check(path, where, options, unknown)
@@ -240,16 +270,26 @@ def _entry(path: Path, name: str, table: dict[str, Any]) -> Entry:
 def _axis(value: Any, default: Any) -> list[Any]:
     """The values of an axis of the grid: a list is an axis, unless the option is a list itself."""
     if isinstance(default, list):
-        return value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+        return (
+            value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+        )
     return value if isinstance(value, list) else [value]
 
 
 def _check_follows(path: Path, entries: list[Entry]) -> None:
-    tuned = [entry.name for entry in entries if entry.follows is None and METHODS[entry.method].logs_gamma]
+    tuned = [
+        entry.name
+        for entry in entries
+        if entry.follows is None and METHODS[entry.method].logs_gamma
+    ]
     for entry in entries:
         if entry.follows is not None and entry.follows not in tuned:
-            told = listed(tuned) if tuned else "an entry whose method tunes gamma, and there is none"
-            raise ExperimentError(f"{path}: methods.{entry.name}.follows = {entry.follows!r} is not one of {told}")
+            told = (
+                listed(tuned) if tuned else "an entry whose method tunes gamma, and there is none"
+            )
+            raise ExperimentError(
+                f"{path}: methods.{entry.name}.follows = {entry.follows!r} is not one of {told}"
+            )
 
 
 def _choose(path: Path, key: str, value: Any, choices: Collection[str]) -> None:
@@ -260,7 +300,11 @@ def _choose(path: Path, key: str, value: Any, choices: Collection[str]) -> None:
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        merged[key] = _merge(merged[key], value) if isinstance(value, dict) and isinstance(merged.get(key), dict) else value
+        merged[key] = (
+            _merge(merged[key], value)
+            if isinstance(value, dict) and isinstance(merged.get(key), dict)
+            else value
+        )
     return merged
 
 

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steptuned.lab.curves import Curve, Records, curve_of
-from steptuned.lab.experiment import Experiment, ExperimentError, load, load_all, panels_of, paper_experiments
+from steptuned.lab.experiment import (
+    Experiment,
+    ExperimentError,
+    load,
+    load_all,
+    panels_of,
+    paper_experiments,
+)
 from steptuned.lab.results import TolerantResults, outcome_of, stored
 from steptuned.lab.search import Group, Outcome
 from steptuned.lab.spec import RunSpec

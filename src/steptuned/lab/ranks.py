@@ -119,7 +119,11 @@ class Torchrun(Ranks):
 
 
 def started_by_torchrun() -> bool:
-    return dist.is_available() and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
+    return (
+        dist.is_available()
+        and dist.is_torchelastic_launched()
+        and int(os.environ["WORLD_SIZE"]) > 1
+    )
 
 
 def close_process_group() -> bool:

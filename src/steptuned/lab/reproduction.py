@@ -13,7 +13,14 @@ import typer
 
 from steptuned.lab import timing
 from steptuned.lab.catalogue import ILLUSTRATION, WALL_CLOCK, Figures, experiments_named, is_named
-from steptuned.lab.engine import Engine, EngineError, LocalEngine, TorchrunEngine, WorkerConfig, usable_device
+from steptuned.lab.engine import (
+    Engine,
+    EngineError,
+    LocalEngine,
+    TorchrunEngine,
+    WorkerConfig,
+    usable_device,
+)
 from steptuned.lab.experiment import Experiment, load_all
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.ranks import Torchrun, started_by_torchrun

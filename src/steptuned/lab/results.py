@@ -37,7 +37,9 @@ class Results:
                 return None
             finished = result["status"] == "finished"
             # Results of older versions have no final values.
-            self._final[spec.identity] = (result.get("final") or final_of(self.records(spec))) if finished else None
+            self._final[spec.identity] = (
+                (result.get("final") or final_of(self.records(spec))) if finished else None
+            )
         return self._final[spec.identity]
 
     def records(self, spec: RunSpec) -> list[dict[str, Any]]:
@@ -61,8 +63,13 @@ class TolerantResults(Results):
         if spec.identity not in self._begun:
             try:
                 records = self.run(spec).records()
-                if not all(isinstance(record, dict) and {"bp", "loss"} <= record.keys() for record in records):
-                    raise ValueError(f"{self.run(spec).log_path} has lines of another kind; delete its folder and run it again")
+                if not all(
+                    isinstance(record, dict) and {"bp", "loss"} <= record.keys()
+                    for record in records
+                ):
+                    raise ValueError(
+                        f"{self.run(spec).log_path} has lines of another kind; delete its folder and run it again"
+                    )
                 self._begun[spec.identity] = records
             except (ValueError, OSError) as error:
                 self.damaged.append(str(error))
@@ -111,16 +118,24 @@ def sources(folder: Path) -> tuple[list[Source], list[str]]:
     for name, path in paper_experiments().items():
         for scale in SCALES:
             new = [e for e in load_all(path, scale) if (e.problem, scale) in present]
-            new = [e for e in new if any(results.run(spec).log_path.exists() for spec in _specs(e, results))]
+            new = [
+                e
+                for e in new
+                if any(results.run(spec).log_path.exists() for spec in _specs(e, results))
+            ]
             if new:
-                found.append(Source(name, scale, new, f"steptuned reproduce {name} --scale {scale}"))
+                found.append(
+                    Source(name, scale, new, f"steptuned reproduce {name} --scale {scale}")
+                )
     return found, damaged
 
 
 def stored(folder: Path, name: str, scale: str) -> Experiment | None:
     """The newest experiment of this name that was run in this folder; None if there is none."""
     found = [source for source in map(_source, Store(folder).asked()) if isinstance(source, Source)]
-    named = [e for source in found for e in source.experiments if (e.name, e.scale) == (name, scale)]
+    named = [
+        e for source in found for e in source.experiments if (e.name, e.scale) == (name, scale)
+    ]
     return named[-1] if named else None
 
 
@@ -136,4 +151,7 @@ def _source(path: Path) -> Source | str:
 def _specs(experiment: Experiment, results: TolerantResults) -> list[RunSpec]:
     """The runs of the grid and of the winners that are known."""
     groups = outcome_of(experiment, results).groups
-    return [*(trial.spec for group in groups for trial in group.trials), *(s for group in groups for s in group.specs.values())]
+    return [
+        *(trial.spec for group in groups for trial in group.trials),
+        *(s for group in groups for s in group.specs.values()),
+    ]

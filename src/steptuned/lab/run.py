@@ -73,9 +73,13 @@ class IndivisibleError(ValueError):
 
 def _refuse_division(spec: RunSpec) -> None:
     if not issubclass(PROBLEMS[spec.problem], NetworkProblem):
-        raise IndivisibleError(f"{spec.problem} has no network, so it cannot be divided among ranks: run it without torchrun")
+        raise IndivisibleError(
+            f"{spec.problem} has no network, so it cannot be divided among ranks: run it without torchrun"
+        )
     if not METHODS[spec.method].stepping.works_on_ranks:
-        raise IndivisibleError(f"{spec.method} compares losses, of which every rank has its own: run it without torchrun")
+        raise IndivisibleError(
+            f"{spec.method} compares losses, of which every rank has its own: run it without torchrun"
+        )
 
 
 def follow(ranks: Ranks, device: str) -> None:
@@ -285,7 +289,14 @@ def _commit() -> str | None:
     """The commit of the checkout that contains the package, if there is one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(
+            command,
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
@@ -297,4 +308,7 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )

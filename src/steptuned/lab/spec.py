@@ -69,7 +69,11 @@ class RunSpec(BaseModel):
     def canonical(self) -> str:
         fields = {key: value for key, value in self if value != ADDED_FIELDS.get(key)}
         added = ADDED_OPTIONS.get(self.problem, {})
-        fields["options"] = {key: value for key, value in self.options.items() if key not in added or value != added[key]}
+        fields["options"] = {
+            key: value
+            for key, value in self.options.items()
+            if key not in added or value != added[key]
+        }
         return canonical(fields)
 
     def name(self, default_options: dict[str, Any], default_hyper: dict[str, Any]) -> str:
@@ -118,4 +122,8 @@ def _plain(value: Any) -> Any:
 def _short(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_short, value))
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return (
+        f"{value:g}"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else str(value)
+    )

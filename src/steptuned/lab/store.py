@@ -102,7 +102,9 @@ class Run:
         try:
             return [json.loads(line) for line in lines]
         except ValueError as error:
-            raise ValueError(f"{self.log_path} cannot be read ({error}): delete {self.folder} and run it again") from None
+            raise ValueError(
+                f"{self.log_path} cannot be read ({error}): delete {self.folder} and run it again"
+            ) from None
 
     def last_record(self) -> dict[str, Any] | None:
         """The last complete record. Reads only the end of the log."""
@@ -118,7 +120,10 @@ class Run:
     def is_sound(self) -> bool:
         """Whether the log of a complete run has its checksum."""
         result = self.result()
-        return result is not None and hashlib.sha256(self.log_path.read_bytes()).hexdigest() == result["sha256"]
+        return (
+            result is not None
+            and hashlib.sha256(self.log_path.read_bytes()).hexdigest() == result["sha256"]
+        )
 
     def is_locked(self) -> bool:
         try:
@@ -161,7 +166,10 @@ class Run:
                 (self.folder / "running.json").unlink(missing_ok=True)
 
     def _say_running(self) -> None:
-        write_json(self.folder / "running.json", {"host": socket.gethostname(), "pid": os.getpid(), "deaths": self._deaths})
+        write_json(
+            self.folder / "running.json",
+            {"host": socket.gethostname(), "pid": os.getpid(), "deaths": self._deaths},
+        )
 
     def claimant(self) -> dict[str, Any] | None:
         """The process that executes this run, or that died during it."""
@@ -189,7 +197,9 @@ class Run:
         later = kept.get("resumed in", [])
         before = later[-1] if later else kept
         if any(before.get(key) != environment.get(key) for key in RELEVANT):
-            write_json(self.folder / "environment.json", {**kept, "resumed in": [*later, environment]})
+            write_json(
+                self.folder / "environment.json", {**kept, "resumed in": [*later, environment]}
+            )
 
     def was_interrupted(self) -> bool:
         """Whether the process that executed this run is gone without having ended it."""
@@ -207,7 +217,10 @@ class Run:
             checkpoint = torch.load(self.folder / "checkpoint.pt", weights_only=True)
             with open(self.log_path, "rb") as file:
                 begun = file.read(checkpoint["log bytes"])
-            if hashlib.sha256(begun).hexdigest() != checkpoint["log sha256"] or "ranks" not in checkpoint:
+            if (
+                hashlib.sha256(begun).hexdigest() != checkpoint["log sha256"]
+                or "ranks" not in checkpoint
+            ):
                 checkpoint = None
         except Exception:  # missing or not readable: the run starts again
             checkpoint = None
@@ -219,7 +232,9 @@ class Run:
     def save_checkpoint(self, checkpoint: dict[str, Any], log: "Log") -> None:
         path = self.folder / "checkpoint.pt"
         temporary = path.with_suffix(".tmp")
-        torch.save({**checkpoint, "log bytes": log.bytes, "log sha256": log.hash.hexdigest()}, temporary)
+        torch.save(
+            {**checkpoint, "log bytes": log.bytes, "log sha256": log.hash.hexdigest()}, temporary
+        )
         os.replace(temporary, path)
 
     def finish(self, status: Status, log: "Log", last: dict[str, Any]) -> None:
@@ -242,7 +257,11 @@ def is_result(result: Any, log_bytes: int | None) -> bool:
 def final_of(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Final values of a run: means over its last 5 % of records, and the counts of the last one."""
     tail = records[-max(1, round(0.05 * len(records))) :]
-    means = {key: sum(record.get(key, math.nan) for record in tail) / len(tail) for key in tail[-1] if key not in COUNTS}
+    means = {
+        key: sum(record.get(key, math.nan) for record in tail) / len(tail)
+        for key in tail[-1]
+        if key not in COUNTS
+    }
     return {key: means.get(key, value) for key, value in tail[-1].items()}
 
 
@@ -283,7 +302,9 @@ class Store:
             write_json(run.folder / "spec.json", spec.model_dump(mode="json"))
         return run
 
-    def remember(self, figure: str, scale: str, experiments: list[dict[str, Any]], command: str) -> None:
+    def remember(
+        self, figure: str, scale: str, experiments: list[dict[str, Any]], command: str
+    ) -> None:
         """Store the experiments of a figure, for the commands that read this folder.
 
         The same experiments with another number of seeds replace them.
@@ -333,7 +354,9 @@ def _folders(folder: str | Path) -> list[os.DirEntry[str]]:
 def _mark(experiments: list[dict[str, Any]]) -> str:
     """A hash of the experiments without their texts and their number of seeds."""
     words = ("title", "note", "seeds", "figure")
-    return hashlib.sha256(canonical([{k: v for k, v in e.items() if k not in words} for e in experiments]).encode()).hexdigest()[:8]
+    return hashlib.sha256(
+        canonical([{k: v for k, v in e.items() if k not in words} for e in experiments]).encode()
+    ).hexdigest()[:8]
 
 
 def write_json(path: Path, value: Any) -> None:

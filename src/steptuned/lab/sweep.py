@@ -80,7 +80,9 @@ class Sweep:
         for run in missing:
             run.forgive()
         with self._progress() as progress:
-            task = progress.add_task(title, total=len(runs), completed=len(runs) - len(missing), loss="")
+            task = progress.add_task(
+                title, total=len(runs), completed=len(runs) - len(missing), loss=""
+            )
             said = ""
             try:
                 for news in self.engine.process(list(missing)):

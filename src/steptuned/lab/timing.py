@@ -70,7 +70,10 @@ def measure(letter: str, scale: str, device: str, precision: str = "float32") ->
     options = {**setting["options"], "precision": precision}
     clock = Clock(where)
     hyper = {name: {**METHODS[name].defaults, "lr": LR} for name in TIMED}
-    drivers = {name: Driver(name, problem_class.from_dict(options, 0, where), hyper[name]) for name in TIMED}
+    drivers = {
+        name: Driver(name, problem_class.from_dict(options, 0, where), hyper[name])
+        for name in TIMED
+    }
     for driver in drivers.values():
         _advance(driver, 4)
     count = _count(drivers["sgd"], size.seconds, clock)

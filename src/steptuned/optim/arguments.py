@@ -28,11 +28,20 @@ def _lr(value: Any) -> bool:
     if not isinstance(value, Tensor):
         return _non_negative(value)
     # The value of a tensor on an accelerator is not looked at.
-    return value.numel() == 1 and not value.is_complex() and (value.device.type != "cpu" or _non_negative(value.item()))
+    return (
+        value.numel() == 1
+        and not value.is_complex()
+        and (value.device.type != "cpu" or _non_negative(value.item()))
+    )
 
 
 def _bounds(value: Any) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2 and all(map(_positive, value)) and value[0] <= value[1]
+    return (
+        isinstance(value, tuple | list)
+        and len(value) == 2
+        and all(map(_positive, value))
+        and value[0] <= value[1]
+    )
 
 
 OF_ALL_GROUPS = ("delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every", "per_group")
@@ -47,18 +56,30 @@ VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     "beta": (lambda v: _number(v) and 0 <= v < 1, "in [0, 1)"),
     "bounds": (_bounds, "two finite numbers (m, M) with 0 < m <= M"),
     "delta": (lambda v: _number(v) and 0 <= v < 0.5, "in [0, 0.5)"),
-    "decay_every": (lambda v: v is None or _positive(v), "positive and finite, or None for no decay"),
+    "decay_every": (
+        lambda v: v is None or _positive(v),
+        "positive and finite, or None for no decay",
+    ),
     "weight_decay": (_non_negative, "finite and at least 0"),
     "maximize": (lambda v: isinstance(v, bool), "True or False"),
-    "max_grad_norm": (lambda v: v is None or (_number(v) and v > 0), "positive, or None for no clipping"),
+    "max_grad_norm": (
+        lambda v: v is None or (_number(v) and v > 0),
+        "positive, or None for no clipping",
+    ),
     "foreach": (lambda v: v is None or isinstance(v, bool), "True, False or None"),
     "replay_rng": (lambda v: isinstance(v, bool), "True or False"),
-    "tune_every": (lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1, "a whole number at least 1"),
+    "tune_every": (
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1,
+        "a whole number at least 1",
+    ),
     "relative": (lambda v: isinstance(v, bool), "True or False"),
     "per_group": (lambda v: isinstance(v, bool), "True or False"),
     "slope": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
     "shrink": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
-    "max_backtracks": (lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0, "a whole number at least 0"),
+    "max_backtracks": (
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
+        "a whole number at least 0",
+    ),
     "every": (_positive, "positive and finite"),
 }
 
@@ -74,7 +95,9 @@ def check(**arguments: Any) -> None:
 def check_params(group: dict[str, Any], name: str) -> None:
     """Refuse parameters of a kind that no optimizer here can move."""
     if any(p.is_complex() for p in group["params"]):
-        raise ValueError(f"{name} does not support complex parameters: optimise torch.view_as_real(p) instead")
+        raise ValueError(
+            f"{name} does not support complex parameters: optimise torch.view_as_real(p) instead"
+        )
 
 
 def scalar(lr: float | Tensor) -> float | Tensor:
@@ -88,7 +111,11 @@ def check_group(group: Any, optimizer: torch.optim.Optimizer, shared: Iterable[s
         return  # torch says so
     if isinstance(group.get("bounds"), list):
         group["bounds"] = tuple(group["bounds"])
-    options = {name: group.get(name, default) for name, default in optimizer.defaults.items() if name in VALID}
+    options = {
+        name: group.get(name, default)
+        for name, default in optimizer.defaults.items()
+        if name in VALID
+    }
     check(**options)
     if optimizer.param_groups:
         for name in shared:
@@ -118,6 +145,8 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the user's code, however deep in torch and here the warning arises."""
     inner = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and (frame.f_code.co_filename.startswith(inner) or "contextlib" in frame.f_code.co_filename):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(inner) or "contextlib" in frame.f_code.co_filename
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)

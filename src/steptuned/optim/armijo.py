@@ -29,7 +29,12 @@ class ArmijoGD(Optimizer):
     """
 
     def __init__(
-        self, params: ParamsT, lr: float = 1.0, slope: float = 1e-4, shrink: float = 0.5, max_backtracks: int = 50
+        self,
+        params: ParamsT,
+        lr: float = 1.0,
+        slope: float = 1e-4,
+        shrink: float = 0.5,
+        max_backtracks: int = 50,
     ) -> None:
         defaults = {"lr": lr, "slope": slope, "shrink": shrink, "max_backtracks": max_backtracks}
         check(**defaults)

@@ -118,12 +118,16 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
             if g is None:
                 continue
             if g.layout is not torch.strided:
-                raise RuntimeError("StepTunedSGD does not support sparse gradients: make the layer's gradients dense")
+                raise RuntimeError(
+                    "StepTunedSGD does not support sparse gradients: make the layer's gradients dense"
+                )
             state = opt.state.get(p, {})
             if state:
                 keep_up(state, p)
             by_kernel = for_kernel and fits_kernel(p, g, state)
-            in_chunks = plain and not by_kernel and not group["maximize"] and fits_chunks(p, g, state)
+            in_chunks = (
+                plain and not by_kernel and not group["maximize"] and fits_chunks(p, g, state)
+            )
             place = sharded.place(p)
             held = state["held"] if state and by_kernel else 0
             key = (i, p.device, p.dtype, by_kernel, in_chunks, place, held)
@@ -141,7 +145,9 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
             kernel = kernel_for(bucket.params[0].dtype)
             assert kernel is not None
             bucket.workspace = Workspace(kernel, bucket.params)
-            bucket.unscale = 1.0 if scaling is None or scaling.inverse is None else scaling.inverse.item()
+            bucket.unscale = (
+                1.0 if scaling is None or scaling.inverse is None else scaling.inverse.item()
+            )
     if scaling is None:
         _remember(opt, buckets)
     return buckets
@@ -169,7 +175,9 @@ class Known(NamedTuple):
 
 _known: WeakKeyDictionary[torch.optim.Optimizer, Known] = WeakKeyDictionary()
 
-GRAD, IS_CPU, DTYPE = (vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "is_cpu", "dtype"))
+GRAD, IS_CPU, DTYPE = (
+    vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "is_cpu", "dtype")
+)
 
 
 def _remember(opt: "TwoPasses", buckets: list[Bucket]) -> None:
@@ -177,10 +185,14 @@ def _remember(opt: "TwoPasses", buckets: list[Bucket]) -> None:
     ids = [id(p) for p in params_of(opt)]
     if (
         ids == [id(p) for b in buckets for p in b.owners] == [*map(id, opt.state)]
-        and all(b.by_kernel and all(b.states) and PLAIN.issuperset(map(type, b.owners)) for b in buckets)
+        and all(
+            b.by_kernel and all(b.states) and PLAIN.issuperset(map(type, b.owners)) for b in buckets
+        )
         and all(p.is_contiguous() for b in buckets for p in b.owners)
     ):
-        _known[opt] = Known(ids, [replace(b, grads=[], states=[]) for b in buckets], [b.held("G") for b in buckets])
+        _known[opt] = Known(
+            ids, [replace(b, grads=[], states=[]) for b in buckets], [b.held("G") for b in buckets]
+        )
     else:
         _known.pop(opt, None)
 
@@ -191,12 +203,18 @@ def _gather_again(opt: "TwoPasses") -> list[Bucket]:
     With many small tensors, gathering costs more than the arithmetic: here each tensor is asked as little as possible.
     """
     known = _known.get(opt)
-    if known is None or [*map(id, params_of(opt))] != known.ids or [*map(id, opt.state)] != known.ids:
+    if (
+        known is None
+        or [*map(id, params_of(opt))] != known.ids
+        or [*map(id, opt.state)] != known.ids
+    ):
         return []
     states = iter(opt.state.values())
     buckets = []
     for before, G in zip(known.buckets, known.G, strict=True):
-        bucket = replace(before, grads=[*map(GRAD, before.params)], states=[*islice(states, len(G))])
+        bucket = replace(
+            before, grads=[*map(GRAD, before.params)], states=[*islice(states, len(G))]
+        )
         if bucket.group["foreach"] is True or not _is_as_before(bucket, G):
             return []
         buckets.append(bucket)
@@ -226,7 +244,10 @@ def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
     """Whether this parameter, or this rank's part of it, can be worked on in chunks of flat memory."""
     if p.numel() < LARGE or p.device.type != "cpu" or p.dtype != g.dtype or is_low_precision(p):
         return False
-    parts = [sharded.local(t) for t in (p, g, *(state[name] for name in ("G", "g0") if state and state[name] is not None))]
+    parts = [
+        sharded.local(t)
+        for t in (p, g, *(state[name] for name in ("G", "g0") if state and state[name] is not None))
+    ]
     if type(parts[0]) not in (Tensor, torch.nn.Parameter):
         return False
     return parts[0].numel() >= LARGE and flat.same_layout(*parts)
@@ -244,7 +265,10 @@ def fits_kernel(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
         tensors = tuple(map(local, tensors))
     contiguous = True
     for t in tensors:
-        if not (t.is_cpu and t.dtype is dtype and type(t) in PLAIN and t.layout is torch.strided) or t.is_neg():
+        if (
+            not (t.is_cpu and t.dtype is dtype and type(t) in PLAIN and t.layout is torch.strided)
+            or t.is_neg()
+        ):
             return False
         contiguous = contiguous and t.is_contiguous()
     return contiguous or flat.same_layout(*tensors)
@@ -258,7 +282,9 @@ def g0_of(state: dict[str, Any], p: Tensor) -> Tensor:
 
 def keep_up(state: dict[str, Any], p: Tensor) -> None:
     """Let G follow a parameter that was moved to another device or made of another precision."""
-    if state["held"] and (state["g0"].dtype != precision(p) or ("displacement" in state) != is_low_precision(p)):
+    if state["held"] and (
+        state["g0"].dtype != precision(p) or ("displacement" in state) != is_low_precision(p)
+    ):
         raise RuntimeError(
             f"a parameter was cast to {p.dtype} between the two passes, so its gradients cannot be compared: cast the model "
             "before the first pass, after opt.cancel()"

@@ -56,7 +56,9 @@ def second_pass(
     return torch.stack((torch.where(finite, inner(G, direction), torch.nan), square(direction)))
 
 
-def first_pass_in_chunks(params: Tensors, grads: Tensors, g0: Tensors, step: Tensor, weight_decay: float) -> None:
+def first_pass_in_chunks(
+    params: Tensors, grads: Tensors, g0: Tensors, step: Tensor, weight_decay: float
+) -> None:
     """`first_pass` with g0 = gradient + weight_decay theta_k, written into ``g0`` unless that is the gradient itself."""
     alpha = -step.item()
     for p, grad, held in zip(params, grads, g0, strict=True):
@@ -149,7 +151,8 @@ def same_layout(*tensors: Tensor) -> bool:
     return any(
         all(t.is_contiguous(memory_format=order) for t in tensors)
         for order in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-        if order is torch.contiguous_format or tensors[0].dim() == (4 if order is torch.channels_last else 5)
+        if order is torch.contiguous_format
+        or tensors[0].dim() == (4 if order is torch.channels_last else 5)
     )
 
 

@@ -35,7 +35,9 @@ class GradientVariation(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         first = self.param_groups[0]
-        if "raw_gamma" not in first and "gamma" in first:  # a state of a version that had the curvature in another unit
+        if (
+            "raw_gamma" not in first and "gamma" in first
+        ):  # a state of a version that had the curvature in another unit
             first["raw_gamma"] = first["curvature"] = torch.full_like(first["gamma"], torch.nan)
         for group in self.param_groups:
             if "step" in group:
@@ -78,7 +80,9 @@ class GradientVariation(Optimizer):
         params = self._params()
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
         if any(g.layout is not torch.strided for g in gradient):
-            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients: make the layer's gradients dense")
+            raise RuntimeError(
+                f"{type(self).__name__} does not support sparse gradients: make the layer's gradients dense"
+            )
         observed = self._observe(gradient)
         for p, o in zip(params, observed, strict=True):
             if not self.state[p]:  # the first iteration of this parameter: it has not moved
@@ -169,9 +173,14 @@ class _Asking(StochasticGV):
     def _observe(self, gradient: Vector) -> Vector:
         with torch.enable_grad():
             answer = [t.detach() for t in self._ask()]
-        shapes, expected = [tuple(t.shape) for t in answer], [tuple(p.shape) for p in self._params()]
+        shapes, expected = (
+            [tuple(t.shape) for t in answer],
+            [tuple(p.shape) for p in self._params()],
+        )
         if shapes != expected:
-            raise ValueError(f"the vector given to {type(self).__name__} must have a tensor of each shape {expected}, got {shapes}")
+            raise ValueError(
+                f"the vector given to {type(self).__name__} must have a tensor of each shape {expected}, got {shapes}"
+            )
         return answer
 
 
@@ -184,7 +193,9 @@ class ExactGV(_Asking):
         **options: ``lr``, ``nu``, ``bounds`` and ``delta``, as for `StochasticGV`.
     """
 
-    def __init__(self, params: ParamsT, full_gradient: Callable[[], Vector], **options: Any) -> None:
+    def __init__(
+        self, params: ParamsT, full_gradient: Callable[[], Vector], **options: Any
+    ) -> None:
         super().__init__(params, full_gradient, **options)
 
 
@@ -209,9 +220,13 @@ class ExpectedGV(_Asking):
         super().__init__(params, expectation, **options)
 
     def _variation(self, observed: Vector, before: Vector) -> Vector:
-        steps = [group.get("effective_lr", 0.0) for group in self.param_groups for _ in group["params"]]
+        steps = [
+            group.get("effective_lr", 0.0) for group in self.param_groups for _ in group["params"]
+        ]
         return [-step * C for step, C in zip(steps, before, strict=True)]
 
 
 def _inner(xs: Vector, ys: Vector) -> Tensor:
-    return torch.stack([(x.double() * y.double()).sum().cpu() for x, y in zip(xs, ys, strict=True)]).sum()
+    return torch.stack(
+        [(x.double() * y.double()).sum().cpu() for x, y in zip(xs, ys, strict=True)]
+    ).sum()

@@ -11,7 +11,15 @@ from torch._compile import _disable_dynamo
 from steptuned import rule
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import scalar, tuned_groups
-from steptuned.optim.bucket import Bucket, g0_of, gather, is_low_precision, owns_memory, params_of, precision
+from steptuned.optim.bucket import (
+    Bucket,
+    g0_of,
+    gather,
+    is_low_precision,
+    owns_memory,
+    params_of,
+    precision,
+)
 from steptuned.optim.kernel import COMPLETE, RawGradient, Workspace
 from steptuned.optim.notices import (
     NOISE_CHECKS,
@@ -61,7 +69,11 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
 
 def watch_noise(opt: "TwoPasses") -> None:
     """By hand, remember which random numbers were drawn, to compare with the second pass."""
-    if opt._form == "hand" and opt.param_groups[0]["replay_rng"] and opt._noise_checks < NOISE_CHECKS:
+    if (
+        opt._form == "hand"
+        and opt.param_groups[0]["replay_rng"]
+        and opt._noise_checks < NOISE_CHECKS
+    ):
         opt._noise = replay(opt)
 
 
@@ -82,7 +94,9 @@ def set_steps(opt: "TwoPasses") -> None:
     first = opt.param_groups[0]
     decay = 1.0
     if first.get("decay_every") is not None:
-        decay = rule.robbins_monro(first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"])
+        decay = rule.robbins_monro(
+            first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"]
+        )
     for group in opt.param_groups:
         group["effective_lr"] = group["gamma"] * decay * scalar(group["lr"])
 
@@ -116,7 +130,9 @@ def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None)
         group["skipped"] += not had_gradients
         group["countdown"] = min(group["countdown"], group["tune_every"] - 1) - had_gradients
     if had_gradients:
-        valid = 1 if scaling is None else (scaling.found_inf == 0).to(opt.param_groups[0]["k"].device)
+        valid = (
+            1 if scaling is None else (scaling.found_inf == 0).to(opt.param_groups[0]["k"].device)
+        )
         for group in tuned_groups(opt):
             group["k"].add_(valid)
             group["single"].add_(valid)
@@ -131,16 +147,24 @@ def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
     moved, weight_decay = bucket.group["moved"].to(bucket.device), bucket.group["weight_decay"]
     displacement: list[Tensor] = []
     if bucket.in_chunks:
-        g0 = [g if not weight_decay and owns_memory(g) else torch.empty_like(p) for p, g in zip(params, bucket.grads, strict=True)]
+        g0 = [
+            g if not weight_decay and owns_memory(g) else torch.empty_like(p)
+            for p, g in zip(params, bucket.grads, strict=True)
+        ]
         flat.first_pass_in_chunks(params, bucket.grads, g0, moved, weight_decay)
     else:
         grads = bucket.gradient_of_J(scaling)
-        g0 = [new.clone() if new is g and not owns_memory(g) else new for new, g in zip(grads, bucket.grads, strict=True)]
+        g0 = [
+            new.clone() if new is g and not owns_memory(g) else new
+            for new, g in zip(grads, bucket.grads, strict=True)
+        ]
         before = [p.clone() for p in params] if bucket.is_low_precision else []
         flat.first_pass(params, g0, moved)
         displacement = [p.to(precision(p)) - b for p, b in zip(params, before, strict=bool(before))]
     _hold(opt, bucket, g0, 1)
-    for state, p, moved_by in zip(bucket.states, bucket.owners, displacement, strict=bool(displacement)):
+    for state, p, moved_by in zip(
+        bucket.states, bucket.owners, displacement, strict=bool(displacement)
+    ):
         state["displacement"] = sharded.as_part_of(p, moved_by)
 
 
@@ -161,14 +185,19 @@ def _move_by_kernel(opt: "StepTunedSGD", bucket: Bucket, workspace: Workspace) -
 def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradient | int) -> None:
     """Keep g0 until the second pass. Where it is the gradient itself, notice if someone writes to it."""
     if not all(bucket.states):
-        bucket.states = [state or fresh_state(p) for state, p in zip(bucket.states, bucket.owners, strict=True)]
+        bucket.states = [
+            state or fresh_state(p) for state, p in zip(bucket.states, bucket.owners, strict=True)
+        ]
         opt.state.update(zip(bucket.owners, bucket.states, strict=True))
     for p, g, new, state in zip(bucket.owners, bucket.grads, g0, bucket.states, strict=True):
         if new is g:
             if g.requires_grad:
                 new = g.detach()  # without the graph that create_graph=True leaves on it
             opt._versions.append((new, new._version))
-        state["g0"], state["held"] = new if type(p) in sharded.PLAIN else sharded.as_part_of(p, new), held
+        state["g0"], state["held"] = (
+            new if type(p) in sharded.PLAIN else sharded.as_part_of(p, new),
+            held,
+        )
         p.grad = None
 
 
@@ -185,7 +214,11 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         return
     coefficient = _clip_coefficient(opt, buckets, scaling)
     first = opt.param_groups[0]
-    valid = None if scaling is None else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
+    valid = (
+        None
+        if scaling is None
+        else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
+    )
 
     shares = sharded.Shares(first["gamma"].new_zeros(len(tuned_groups(opt)), 2))
     measured: set[int] = set()
@@ -196,7 +229,10 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
             if single.params:
                 _descend(single, step, scaling)
             if paired.params:
-                shares.add(paired.place, in_row(opt, paired.group, _measure(opt, paired, step, scaling, valid)))
+                shares.add(
+                    paired.place,
+                    in_row(opt, paired.group, _measure(opt, paired, step, scaling, valid)),
+                )
                 measured.update(map(id, paired.states))
         _measure_the_rest(opt, measured, valid, shares)
         sums = sharded.reduce(shares, params_of(opt))
@@ -208,7 +244,9 @@ def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
     warn_other_noise(opt)
     had = opt.param_groups[0]["pending"] != EMPTY
     if found != had:
-        raise RuntimeError(ONE_PASS_ONLY[opt._form].format(*(("first", "second") if had else ("second", "first"))))
+        raise RuntimeError(
+            ONE_PASS_ONLY[opt._form].format(*(("first", "second") if had else ("second", "first")))
+        )
     if not found:
         for group in opt.param_groups:
             group["skipped"] += 1
@@ -236,7 +274,9 @@ def in_row(opt: "TwoPasses", group: dict[str, Any], share: Tensor) -> Tensor:
     return torch.stack([share if each is group else torch.zeros_like(share) for each in groups])
 
 
-def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None) -> Tensor:
+def _measure(
+    opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None
+) -> Tensor:
     """The second half step of a bucket's parameters, which have g0, and their share of <G, dtheta> and |dtheta|^2."""
     group, params = bucket.group, bucket.params
     if bucket.workspace is not None:
@@ -246,11 +286,15 @@ def _measure(opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling
     along_g0 = torch.stack((-moved, moved**2)) * unit_of_G(group, moved)
     scale = rule.reciprocal(moved) if group["divided"] else 1.0
     if bucket.in_chunks:
-        return along_g0 * flat.second_pass_in_chunks(params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"], scale)
+        return along_g0 * flat.second_pass_in_chunks(
+            params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"], scale
+        )
     valid = None if valid is None else valid.to(bucket.device)
     grads = bucket.gradient_of_J(scaling)
     if bucket.is_low_precision:
-        sums = flat.second_pass(params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid, scale)
+        sums = flat.second_pass(
+            params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid, scale
+        )
         return sums * unit_of_G(group, moved)
     return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid, scale)
 
@@ -279,7 +323,9 @@ def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> Ten
     return torch.tensor((-moved * along * unit, moved * moved * square), dtype=torch.float64)
 
 
-def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | None, shares: sharded.Shares) -> None:
+def _measure_the_rest(
+    opt: "StepTunedSGD", measured: set[int], valid: Tensor | None, shares: sharded.Shares
+) -> None:
     """The same for parameters that lack a gradient: dg is zero, so their part of G fades."""
     if len(measured) == len(opt.state):
         return
@@ -292,7 +338,9 @@ def _measure_the_rest(opt: "StepTunedSGD", measured: set[int], valid: Tensor | N
             flat.fade(G, group["beta"], None if valid is None else valid.to(p.device))
             if state["held"]:
                 displacement = (
-                    sharded.local(state["displacement"]) if is_low_precision(p) else g0_of(state, p) * -group["moved"].to(p.device)
+                    sharded.local(state["displacement"])
+                    if is_low_precision(p)
+                    else g0_of(state, p) * -group["moved"].to(p.device)
                 )
                 share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
                 share = share * unit_of_G(group, group["moved"].to(p.device))
@@ -316,10 +364,16 @@ def _tune(group: dict[str, Any], curvature: Tensor, square: Tensor, valid: Tenso
     lower, upper = tuned <= m, tuned >= M
     group["gamma"].copy_(torch.where(fine, rule.clip(tuned, (m, M)), group["gamma"]))
     group["raw_gamma"].copy_(torch.where(fine, measured, group["raw_gamma"]))
-    group["curvature"].copy_(torch.where(fine, rule.per_unit(curvature, square), group["curvature"]))
-    group["recent"].scatter_(0, (n % RECENT).reshape(1), torch.where(fine, measured, torch.nan).reshape(1))
+    group["curvature"].copy_(
+        torch.where(fine, rule.per_unit(curvature, square), group["curvature"])
+    )
+    group["recent"].scatter_(
+        0, (n % RECENT).reshape(1), torch.where(fine, measured, torch.nan).reshape(1)
+    )
     group["tally"].add_(torch.stack([fine & ~(curvature > 0), fine & lower, fine & upper, ~fine]))
-    longer = torch.where(lower, streak.clamp(max=0) - 1, torch.where(upper, streak.clamp(min=0) + 1, 0))
+    longer = torch.where(
+        lower, streak.clamp(max=0) - 1, torch.where(upper, streak.clamp(min=0) + 1, 0)
+    )
     streak.copy_(torch.where(fine, longer, streak))
     k.add_(1 if valid is None else valid)
 
@@ -360,7 +414,9 @@ def _as_tensor(happened: tuple[bool, ...]) -> Tensor:
     return torch.tensor(happened, dtype=torch.int64)
 
 
-def _clip_coefficient(opt: "StepTunedSGD", buckets: list[Bucket], scaling: Scaling | None) -> Tensor | float:
+def _clip_coefficient(
+    opt: "StepTunedSGD", buckets: list[Bucket], scaling: Scaling | None
+) -> Tensor | float:
     limit = opt.param_groups[0]["max_grad_norm"]
     if limit is None or not buckets:
         return 1.0

@@ -29,7 +29,18 @@ from torch import Tensor
 COMPILERS = ("cc", "gcc", "clang")
 # No -ffast-math: infinities are looked for. No -march=native: the cache may be shared by machines.
 # No contraction: the same rounding on every processor.
-FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-Wno-psabi", "-x", "c", "-")
+FLAGS = (
+    "-std=c11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-shared",
+    "-w",
+    "-Wno-psabi",
+    "-x",
+    "c",
+    "-",
+)
 REALS = {torch.float32: "float", torch.float64: "double"}
 
 DATA_PTR: Callable[[Any], int] = Tensor.data_ptr
@@ -179,7 +190,13 @@ class Workspace:
         elements = self._starts[-1]
         empty = bytes(8 * -(-elements // UNIT))
         along, square = array("d", empty), array("d", empty)
-        lists: list[array[Any]] = [self._starts, self._addresses, along, square, *map(addresses, tensors.values())]
+        lists: list[array[Any]] = [
+            self._starts,
+            self._addresses,
+            along,
+            square,
+            *map(addresses, tensors.values()),
+        ]
         starts, p, *sums_and_tensors = (each.buffer_info()[0] for each in lists)
         pointers = dict(zip(("along", "square", *tensors), sums_and_tensors, strict=True))
         call = _Call(len(self._params), starts, p, **pointers, **options)
@@ -188,7 +205,9 @@ class Workspace:
             _run_in_threads(_Task(function, call, (self, tensors, lists)), others)
         else:
             function(call)
-        return functools.reduce(operator.add, along, 0.0), functools.reduce(operator.add, square, 0.0)
+        return functools.reduce(operator.add, along, 0.0), functools.reduce(
+            operator.add, square, 0.0
+        )
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> "array[int]":
@@ -256,7 +275,9 @@ def _load(dtype: torch.dtype) -> tuple[Kernel | None, str]:
     for folder in filter(_is_private, _folders()):
         try:
             version = _output(compiler, "--version").splitlines()[0]
-            return Kernel(_library(folder, compiler, version, REALS[dtype])), (f"compiled by {version}, in {folder}")
+            return Kernel(_library(folder, compiler, version, REALS[dtype])), (
+                f"compiled by {version}, in {folder}"
+            )
         except (OSError, subprocess.SubprocessError, AttributeError, IndexError) as error:  # noqa: PERF203
             reason = f"it could not be compiled or loaded: {error}"
     return None, reason

@@ -62,7 +62,10 @@ def warn_stale_gradients(opt: "TwoPasses") -> None:
     if "stale" in opt._warned or (opt._has_measured and opt._form != "closure"):
         return
     known = {id(ref()) for ref in opt._left}
-    if any(p.grad is not None and id(p.grad) not in known for p in [p for group in opt.param_groups for p in group["params"]]):
+    if any(
+        p.grad is not None and id(p.grad) not in known
+        for p in [p for group in opt.param_groups for p in group["params"]]
+    ):
         opt._warned.add("stale")
         warn(
             "step(closure) found gradients of an earlier backward: the closure back-propagates by itself, twice, and what is "
@@ -72,7 +75,11 @@ def warn_stale_gradients(opt: "TwoPasses") -> None:
 
 def warn_two_schedules(opt: "TwoPasses") -> None:
     decay_every = opt.param_groups[0].get("decay_every")
-    if decay_every is None or "schedule" in opt._warned or not hasattr(opt.step, "_wrapped_by_lr_sched"):
+    if (
+        decay_every is None
+        or "schedule" in opt._warned
+        or not hasattr(opt.step, "_wrapped_by_lr_sched")
+    ):
         return
     opt._warned.add("schedule")
     warn(
@@ -151,7 +158,9 @@ def check_unit_of_G(opt: "TwoPasses") -> None:
 
 def refuse_in_body(opt: "TwoPasses", what: str) -> None:
     if opt._in_body:
-        raise RuntimeError(f"{what} inside the body of passes(): remove it, passes() makes both halves of the step itself")
+        raise RuntimeError(
+            f"{what} inside the body of passes(): remove it, passes() makes both halves of the step itself"
+        )
 
 
 def check_groups_agree(opt: "TwoPasses") -> None:
@@ -160,12 +169,20 @@ def check_groups_agree(opt: "TwoPasses") -> None:
     for group in opt.param_groups[1:]:
         for name in shared_options(first):
             if name in group and group[name] != first[name]:
-                refuse_other(name, first, f"the first group has {first[name]}, another has {group[name]}")
+                refuse_other(
+                    name, first, f"the first group has {first[name]}, another has {group[name]}"
+                )
 
 
 def is_initialiser(opt: "TwoPasses") -> bool:
     """Whether torch.distributed.checkpoint makes a fresh optimizer create its state: by a step with lr and gradients zero."""
     if opt.state or any(float(group["lr"]) != 0 for group in opt.param_groups):
         return False
-    grads = [p.grad for p in [p for group in opt.param_groups for p in group["params"]] if p.requires_grad]
-    return all(g is not None and (g.device.type == "meta" or not sharded.local(g).any()) for g in grads)
+    grads = [
+        p.grad
+        for p in [p for group in opt.param_groups for p in group["params"]]
+        if p.requires_grad
+    ]
+    return all(
+        g is not None and (g.device.type == "meta" or not sharded.local(g).any()) for g in grads
+    )

@@ -69,7 +69,11 @@ class Scalable:
 def take_scaling(owner: Scalable) -> Scaling | None:
     """The scaling of this step, for once."""
     scale, found_inf = (vars(Scalable)[name].take(owner) for name in ("grad_scale", "found_inf"))
-    return None if found_inf is None else Scaling(None if scale is None else scale.reciprocal(), found_inf)
+    return (
+        None
+        if found_inf is None
+        else Scaling(None if scale is None else scale.reciprocal(), found_inf)
+    )
 
 
 @contextmanager

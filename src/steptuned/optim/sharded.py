@@ -38,7 +38,9 @@ def local(t: Tensor) -> Tensor:
     if not is_dtensor(t):
         return t
     part = t.to_local()  # type: ignore[attr-defined]
-    return part.wait() if hasattr(part, "wait") else part  # a collective may still be on its way to it
+    return (
+        part.wait() if hasattr(part, "wait") else part
+    )  # a collective may still be on its way to it
 
 
 def as_part_of(p: Tensor, part: Tensor) -> Tensor:
@@ -48,7 +50,9 @@ def as_part_of(p: Tensor, part: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=p.shape, stride=p.stride())
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=p.shape, stride=p.stride()
+    )
 
 
 def gradient(p: Tensor) -> Tensor | None:
@@ -71,7 +75,11 @@ def spread_alike(t: Tensor, p: Tensor) -> bool:
     """Whether each rank has the same part of both."""
     if not (is_dtensor(t) or is_dtensor(p)):
         return True
-    return is_dtensor(t) and is_dtensor(p) and (t.device_mesh, t.placements) == (p.device_mesh, p.placements)  # type: ignore[attr-defined]
+    return (
+        is_dtensor(t)
+        and is_dtensor(p)
+        and (t.device_mesh, t.placements) == (p.device_mesh, p.placements)
+    )  # type: ignore[attr-defined]
 
 
 class Shares(dict[Place | None, Tensor]):
@@ -113,9 +121,9 @@ def reduce(shares: dict[Place | None, Tensor], params: Iterable[Tensor]) -> Tens
                 if not any(s and c for s, c in zip(spare, mesh.get_coordinate(), strict=True)):
                     mine += share
         placements = [Partial() if d else Replicate() for d in dims]
-        total = total + DTensor.from_local(mine.to(mesh.device_type), mesh, placements, run_check=False).full_tensor().to(
-            total.device
-        )
+        total = total + DTensor.from_local(
+            mine.to(mesh.device_type), mesh, placements, run_check=False
+        ).full_tensor().to(total.device)
     return total
 
 
@@ -128,7 +136,9 @@ def refuse(params: Iterable[Tensor], name: str, sharded: bool = True) -> None:
                 "use fully_shard() instead"
             )
         if is_dtensor(p) and not sharded:
-            raise ValueError(f"{name} does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does")
+            raise ValueError(
+                f"{name} does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"
+            )
         if is_dtensor(p) and p.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
             raise ValueError(
                 f"{name} got a parameter on a mesh that this rank is not in, so it would not know the curvature there: "

@@ -60,11 +60,15 @@ def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
         "gamma": one,
         "raw_gamma": torch.full_like(one, torch.nan),
         "curvature": torch.full_like(one, torch.nan),
-        "recent": one.new_full((RECENT,), torch.nan),  # a ring of raw gammas, the n-th at n % RECENT
+        "recent": one.new_full(
+            (RECENT,), torch.nan
+        ),  # a ring of raw gammas, the n-th at n % RECENT
         "log_mean": torch.zeros_like(one),  # of the raw gammas, for relative=True
         "positives": none.clone(),  # measurements in it
         "sound": torch.ones_like(one, dtype=torch.bool),
-        "tally": none.repeat(4),  # measurements with negative curvature, at the lower bound, at the upper bound, ignored
+        "tally": none.repeat(
+            4
+        ),  # measurements with negative curvature, at the lower bound, at the upper bound, ignored
         "streak": none.clone(),  # measurements in a row at the upper bound; negative: at the lower bound
     }
 
@@ -94,7 +98,11 @@ def fresh_state(p: Tensor, displaced: bool | None = None) -> dict[str, Any]:
     The displacement is kept if ``displaced``; by default, where rounding makes it differ from
     what g0 and the step say.
     """
-    state: dict[str, Any] = {"G": torch.zeros_like(p, dtype=precision(p), requires_grad=False), "g0": None, "held": 0}
+    state: dict[str, Any] = {
+        "G": torch.zeros_like(p, dtype=precision(p), requires_grad=False),
+        "g0": None,
+        "held": 0,
+    }
     displaced = is_low_precision(p) if displaced is None else displaced
     return state | {"displacement": None} if displaced else state
 
@@ -114,7 +122,9 @@ def share(opt: "TwoPasses") -> None:
 
 def home_of(opt: "TwoPasses") -> torch.device:
     """The device of the first parameter, where the scalars are."""
-    return next((p.device for group in opt.param_groups for p in group["params"]), torch.device("cpu"))
+    return next(
+        (p.device for group in opt.param_groups for p in group["params"]), torch.device("cpu")
+    )
 
 
 def settle(opt: "TwoPasses") -> None:
@@ -122,7 +132,9 @@ def settle(opt: "TwoPasses") -> None:
     home = home_of(opt)
     if opt.param_groups[0]["gamma"].device != home:
         for group in opt.param_groups:
-            group.update({name: group[name].to(home) for name in (*SCALARS, "effective_lr", "moved")})
+            group.update(
+                {name: group[name].to(home) for name in (*SCALARS, "effective_lr", "moved")}
+            )
     share(opt)
 
 
@@ -144,7 +156,16 @@ def stats_of(group: dict[str, Any]) -> Stats:
     n = max(measurements, 1)
     quarters = torch.tensor((0.25, 0.5, 0.75), dtype=torch.float64)
     low, middle, high = group["recent"].cpu().double().nanquantile(quarters).tolist()
-    return Stats(k, negative / n, lower / n, upper / n, ignored, (low, middle, high), group["skipped"], measurements)
+    return Stats(
+        k,
+        negative / n,
+        lower / n,
+        upper / n,
+        ignored,
+        (low, middle, high),
+        group["skipped"],
+        measurements,
+    )
 
 
 # ---------------------------------------------------------------------------------------------- saving and restoring
@@ -175,7 +196,9 @@ def filled(opt: "TwoPasses") -> Iterator[None]:
 def upgrade(opt: "TwoPasses") -> None:
     """Give a state of an older version what it lacks, and let the groups share their scalars again."""
     first = opt.param_groups[0]
-    if "raw_gamma" not in first:  # a version that had neither these two nor the curvature in this unit
+    if (
+        "raw_gamma" not in first
+    ):  # a version that had neither these two nor the curvature in this unit
         fresh = fresh_scalars(first["gamma"].device)
         first.update({name: fresh[name] for name in ("raw_gamma", "recent", "curvature")})
     for group in opt.param_groups:
@@ -193,8 +216,12 @@ def upgrade(opt: "TwoPasses") -> None:
 def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:
     """Refuse a state of another optimizer, or one whose shards are not those of the parameters."""
     if any("gamma" not in group or "tally" not in group for group in state_dict["param_groups"]):
-        raise ValueError(f"this state_dict is not one of {type(opt).__name__}: its parameter groups have no gamma{opt._way_out}")
-    for saved, group in zip(state_dict["param_groups"], opt.param_groups, strict=False):  # torch says if they do not match
+        raise ValueError(
+            f"this state_dict is not one of {type(opt).__name__}: its parameter groups have no gamma{opt._way_out}"
+        )
+    for saved, group in zip(
+        state_dict["param_groups"], opt.param_groups, strict=False
+    ):  # torch says if they do not match
         for key, p in zip(saved["params"], group["params"], strict=False):
             state = state_dict["state"].get(key, {})
             tensors = [state[name] for name in OF_PARAMETERS if isinstance(state.get(name), Tensor)]
@@ -213,5 +240,9 @@ def restore(opt: "TwoPasses", saved: dict[str, Any]) -> None:
             for name in [name for name in OF_PARAMETERS if name in state]:
                 value = state[name]
                 if isinstance(value, Tensor):
-                    value = value.detach().to(p.device, copy=True) if name == "G" or state["held"] else None
+                    value = (
+                        value.detach().to(p.device, copy=True)
+                        if name == "G" or state["held"]
+                        else None
+                    )
                 opt.state[p][name] = value

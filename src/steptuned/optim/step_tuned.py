@@ -180,20 +180,28 @@ class StepTuned(TwoPasses):
 
 
 def _is_plain_sgd(base: Any) -> bool:
-    return type(base) is torch.optim.SGD and all(group["momentum"] == 0 for group in base.param_groups)
+    return type(base) is torch.optim.SGD and all(
+        group["momentum"] == 0 for group in base.param_groups
+    )
 
 
 def _refuse(base: Any, own: dict[str, Any]) -> None:
     """Raise an error for what cannot be a base."""
     name = type(base).__name__
     if not isinstance(base, Optimizer):
-        raise TypeError(f"StepTuned tunes a torch optimizer, got {name}: make one first, such as torch.optim.AdamW(params)")
+        raise TypeError(
+            f"StepTuned tunes a torch optimizer, got {name}: make one first, such as torch.optim.AdamW(params)"
+        )
     if isinstance(base, TwoPasses | torch.optim.LBFGS):
-        raise ValueError(f"StepTuned does not support {name}, which uses mini-batches in a way of its own")
+        raise ValueError(
+            f"StepTuned does not support {name}, which uses mini-batches in a way of its own"
+        )
     if any("lr" not in group for group in base.param_groups):
         raise ValueError(f"StepTuned does not support {name}, whose parameter groups have no lr")
     zero = fresh_scalars(torch.device("cpu"))
-    taken = {*own, *SCALARS, *fresh_group(zero, 1)} & {name for group in base.param_groups for name in group}
+    taken = {*own, *SCALARS, *fresh_group(zero, 1)} & {
+        name for group in base.param_groups for name in group
+    }
     if taken:
         raise ValueError(
             f"the parameter groups of {name} already have {', '.join(sorted(taken))}, which StepTuned "

@@ -79,7 +79,9 @@ class TwoPasses(Scalable, Optimizer):
     # ------------------------------------------------------------------------------------------ the three forms
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, freeze: torch.nn.Module | None = None) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, freeze: torch.nn.Module | None = None
+    ) -> Any:
         """One iteration with a closure. Without one, its second half.
 
         Where `needs_second_pass` is False, ``step()`` without a closure is the whole iteration.
@@ -298,9 +300,13 @@ class TwoPasses(Scalable, Optimizer):
             group.update(fresh_scalars(home_of(self)))
             m, M = group["bounds"]
             if not m <= group["nu"] <= M:
-                warn(f"nu={group['nu']} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it")
+                warn(
+                    f"nu={group['nu']} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it"
+                )
         scalars = {name: (group if first["per_group"] else first)[name] for name in SCALARS}
-        shared = {name: first[name] for name in ("skipped", "countdown", "divided") if name in first}
+        shared = {
+            name: first[name] for name in ("skipped", "countdown", "divided") if name in first
+        }
         group.update(scalars, **fresh_group(scalars, group["tune_every"]) | shared)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -322,7 +328,9 @@ class TwoPasses(Scalable, Optimizer):
             check_fits(self, state_dict)
             saved.update(state_dict)
 
-        hook = self.register_load_state_dict_pre_hook(take)  # the last one, so it sees what the others made of it
+        hook = self.register_load_state_dict_pre_hook(
+            take
+        )  # the last one, so it sees what the others made of it
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -369,7 +377,9 @@ class FirstPass(Scalable):
         refuse_in_body(owner, "half_step()")
         owner._form = "hand"
         if closure is not None:
-            raise RuntimeError("the first half takes no closure: run the first backward, then scaler.step(opt.first_pass)")
+            raise RuntimeError(
+                "the first half takes no closure: run the first backward, then scaler.step(opt.first_pass)"
+            )
         refuse_unneeded(owner)
         owner._first_half(scaling)
 

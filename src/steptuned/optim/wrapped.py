@@ -84,7 +84,9 @@ def first_half(opt: "StepTuned", scaling: Scaling | None) -> None:
     watch_noise(opt)
 
 
-def _first_move(opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor) -> None:
+def _first_move(
+    opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor
+) -> None:
     g0 = [[g.clone() for g in _gradient_of_J(opt, part, scaling)] for part in parts]
     before = [[p.clone() for p in part.params] for part in parts]
     _move(opt, parts, before, scaling, coefficient)
@@ -151,7 +153,9 @@ def _gather(opt: "StepTuned") -> list[Part]:
             if g is None:
                 continue
             if g.layout is not torch.strided:
-                raise RuntimeError("StepTuned does not support sparse gradients: make the layer's gradients dense")
+                raise RuntimeError(
+                    "StepTuned does not support sparse gradients: make the layer's gradients dense"
+                )
             place = sharded.place(p)
             part = parts.setdefault((i, p.device, p.dtype, place), Part(group, place))
             part.owners.append(p)
@@ -175,8 +179,14 @@ def _gradient_of_J(opt: "StepTuned", part: Part, scaling: Scaling | None) -> lis
         grads = list(torch._foreach_mul(grads, scaling.inverse.to(grads[0].device, kind)))
     if group.get("maximize", False):
         grads = list(torch._foreach_neg(grads))
-    if type(opt.base) in COUPLED and group["weight_decay"] and not group.get("decoupled_weight_decay", False):
-        grads = [g.add(p, alpha=group["weight_decay"]) for g, p in zip(grads, part.params, strict=True)]
+    if (
+        type(opt.base) in COUPLED
+        and group["weight_decay"]
+        and not group.get("decoupled_weight_decay", False)
+    ):
+        grads = [
+            g.add(p, alpha=group["weight_decay"]) for g, p in zip(grads, part.params, strict=True)
+        ]
     return grads
 
 
@@ -207,7 +217,9 @@ def _move(
         opt.base.step()
     for part, points in zip(parts, before, strict=True):
         params, kind = part.params, precision(part.params[0])
-        back = (1 - part.group["gamma"]).to(params[0].device, kind)  # of the way, towards where it was
+        back = (1 - part.group["gamma"]).to(
+            params[0].device, kind
+        )  # of the way, towards where it was
         if params[0].dtype != kind:
             for p, point in zip(params, points, strict=True):
                 p.copy_(p.to(kind).lerp(point.to(kind), back))
@@ -218,7 +230,9 @@ def _move(
 
 
 @contextmanager
-def _given(opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor) -> Iterator[None]:
+def _given(
+    opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor
+) -> Iterator[None]:
     """Within this block the parameters have the gradients for the base: unscaled and clipped."""
     inverse = None if scaling is None else scaling.inverse
     if inverse is None and opt.param_groups[0]["max_grad_norm"] is None:
@@ -226,7 +240,9 @@ def _given(opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coeffic
         return
     kept = [[p.grad for p in part.owners] for part in parts]
     for part in parts:
-        factor = (coefficient if inverse is None else coefficient * inverse.to(coefficient)).to(part.grads[0])
+        factor = (coefficient if inverse is None else coefficient * inverse.to(coefficient)).to(
+            part.grads[0]
+        )
         for p, g in zip(part.owners, torch._foreach_mul(part.grads, factor), strict=True):
             p.grad = sharded.as_part_of(p, g)
     try:
@@ -243,7 +259,11 @@ def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sh
     measured: set[int] = set()
     for part in parts:
         grads = _gradient_of_J(opt, part, scaling)
-        pairs = [(opt.state[p], g) for p, g in zip(part.owners, grads, strict=True) if opt.state.get(p, {}).get("held")]
+        pairs = [
+            (opt.state[p], g)
+            for p, g in zip(part.owners, grads, strict=True)
+            if opt.state.get(p, {}).get("held")
+        ]
         if pairs:
             states = [state for state, _ in pairs]
             shares.add(
@@ -276,7 +296,9 @@ def _average(group: dict[str, Any], states: list[dict[str, Any]], g1: list[Tenso
 
 
 def _sums(group: dict[str, Any], states: list[dict[str, Any]], finite: Tensor | None) -> Tensor:
-    G, g0, dtheta = ([sharded.local(state[name]) for state in states] for name in ("G", "g0", "displacement"))
+    G, g0, dtheta = (
+        [sharded.local(state[name]) for state in states] for name in ("G", "g0", "displacement")
+    )
     along = flat.inner(G, dtheta)
     if finite is not None:
         along = torch.where(finite, along, torch.nan)

@@ -55,7 +55,9 @@ class Batches:
         rows = rows.to(self.labels.device)
         return self._standardised(self._gathered(rows)), self.labels[rows]
 
-    def augmented(self, rows: Tensor, down: Tensor, right: Tensor, flip: Tensor) -> tuple[Tensor, Tensor]:
+    def augmented(
+        self, rows: Tensor, down: Tensor, right: Tensor, flip: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Pad each image by ``pad`` black pixels, crop at (down, right), flip it if flip is 1.
 
         ``down`` and ``right`` are from 0 to 2 ``pad``.
@@ -67,8 +69,12 @@ class Batches:
         y = height[None, :] + down[:, None]
         x = torch.where(flip[:, None] == 1, width.flip(0)[None, :], width[None, :]) + right[:, None]
         images = torch.arange(len(rows), device=device)
-        cropped = padded.permute(0, 2, 3, 1)[images[:, None, None], y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
-        return self._standardised(cropped if self.channels_last else cropped.contiguous()), self.labels[rows]
+        cropped = padded.permute(0, 2, 3, 1)[
+            images[:, None, None], y[:, :, None], x[:, None, :]
+        ].permute(0, 3, 1, 2)
+        return self._standardised(
+            cropped if self.channels_last else cropped.contiguous()
+        ), self.labels[rows]
 
     def _gathered(self, rows: Tensor) -> Tensor:
         found = self._stored.index_select(0, rows).view(-1, *self._shape)
@@ -86,7 +92,9 @@ def mean_and_deviation(images: Tensor) -> tuple[Tensor, Tensor]:
     parts = 4 if images.is_floating_point() else 1
     values = torch.arange(255 * parts + 1, dtype=torch.float64) / (255 * parts)
     whole = (images * parts).to(torch.int16) if parts > 1 else images
-    counts = torch.stack([torch.bincount(c.reshape(-1), minlength=len(values)) for c in whole.unbind(1)]).double()
+    counts = torch.stack(
+        [torch.bincount(c.reshape(-1), minlength=len(values)) for c in whole.unbind(1)]
+    ).double()
     total = counts.sum(1)
     mean = counts @ values / total
     variance = counts @ values.square() / total - mean.square()

@@ -41,8 +41,14 @@ def fetch(name: str, into: Path, progress: bool = True) -> list[str]:
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        reason = "no space is left there; free some" if full else f"{error.strerror or error}; make it writable"
-        raise DataError(f"{name} cannot be written to {into}: {reason}, or choose another folder with --data") from None
+        reason = (
+            "no space is left there; free some"
+            if full
+            else f"{error.strerror or error}; make it writable"
+        )
+        raise DataError(
+            f"{name} cannot be written to {into}: {reason}, or choose another folder with --data"
+        ) from None
     return list(wanted)
 
 
@@ -57,18 +63,26 @@ def _fetch(data: DataSet, wanted: dict[str, File], work: Path, progress: bool) -
         files = [wanted[name] for name in download.files if name in wanted]
         _download(download, work, progress)
         if download.is_archive:
-            _unpack(work / download.file.name, {f"{data.folder}/{file.name}": file for file in files}, work)
+            _unpack(
+                work / download.file.name,
+                {f"{data.folder}/{file.name}": file for file in files},
+                work,
+            )
         for file in files:
             os.replace(work / file.name, work.parent / file.name)
 
 
 def _check_space(downloads: list[Download], wanted: dict[str, File], work: Path) -> None:
     """Refuse before the download rather than in the middle of it."""
-    need = sum(file.size for file in wanted.values()) + sum(download.file.size for download in downloads if download.is_archive)
+    need = sum(file.size for file in wanted.values()) + sum(
+        download.file.size for download in downloads if download.is_archive
+    )
     free = shutil.disk_usage(work).free
     if free < need:
         sizes = f"{need / 1e6:,.1f} MB are needed and {free / 1e6:,.1f} MB are free"
-        raise DataError(f"{sizes} in {work.parent}; free some space, or choose another folder with --data")
+        raise DataError(
+            f"{sizes} in {work.parent}; free some space, or choose another folder with --data"
+        )
 
 
 def _download(download: Download, work: Path, progress: bool) -> None:
@@ -122,8 +136,12 @@ def _unpack(archive: Path, members: dict[str, File], work: Path) -> None:
                     with content, open(work / file.name, "wb") as output:
                         shutil.copyfileobj(content, output, CHUNK)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{archive.name} cannot be unpacked: {error}; run the same command again") from None
+        raise DataError(
+            f"{archive.name} cannot be unpacked: {error}; run the same command again"
+        ) from None
     for name, expected in members.items():
         wrong = fault(work / expected.name, expected)
         if wrong:
-            raise DataError(f"{archive.name} cannot be used, since its {name} {wrong}; run the same command again")
+            raise DataError(
+                f"{archive.name} cannot be used, since its {name} {wrong}; run the same command again"
+            )

@@ -89,7 +89,9 @@ def read_cifar(path: Path, label_bytes: int, pixels: int, classes: int) -> tuple
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     length = label_bytes + pixels
     if not len(content) or len(content) % length:
-        raise _foreign(path, f"{len(content)} bytes are not a whole number of rows of {length} bytes")
+        raise _foreign(
+            path, f"{len(content)} bytes are not a whole number of rows of {length} bytes"
+        )
     rows = torch.from_numpy(content).reshape(-1, length)
     labels = rows[:, label_bytes - 1].long()
     _check_labels(path, labels, classes)
@@ -109,11 +111,16 @@ def read_idx(path: Path) -> Tensor:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     magic = int.from_bytes(content[:4], "big")
     if magic not in IDX_DIMENSIONS:
-        raise _foreign(path, f"its magic number is {magic}, not one of {', '.join(map(str, IDX_DIMENSIONS))}")
+        raise _foreign(
+            path, f"its magic number is {magic}, not one of {', '.join(map(str, IDX_DIMENSIONS))}"
+        )
     start = 4 + 4 * IDX_DIMENSIONS[magic]
     sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
     if len(content) != start + math.prod(sizes):
-        raise _foreign(path, f"{len(content)} bytes are not a header of {start} and {' x '.join(map(str, sizes))} values")
+        raise _foreign(
+            path,
+            f"{len(content)} bytes are not a header of {start} and {' x '.join(map(str, sizes))} values",
+        )
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(sizes).copy())
 
 
@@ -123,7 +130,9 @@ def _check_labels(path: Path, labels: Tensor, classes: int) -> None:
 
 
 def _foreign(path: Path, reason: str) -> DataError:
-    return DataError(f"{path} is not in the format of its data set: {reason}; replace it with the official file")
+    return DataError(
+        f"{path} is not in the format of its data set: {reason}; replace it with the official file"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- data sets
@@ -136,10 +145,15 @@ def _load(data: DataSet, where: Path) -> Images:
         path = where / data.folder / file.name
         wrong = fault(path, file)
         if wrong == MISSING and not os.path.isdir(path.parent):
-            raise DataError(f"there is no {data.name} in {where} (no folder {data.folder}); {way_out}")
+            raise DataError(
+                f"there is no {data.name} in {where} (no folder {data.folder}); {way_out}"
+            )
         if wrong:
             raise DataError(f"{path} {wrong}; {way_out}")
-    return Images(*_part(data, where, data.train, data.train_rows), *_part(data, where, data.test, data.test_rows))
+    return Images(
+        *_part(data, where, data.train, data.train_rows),
+        *_part(data, where, data.test, data.test_rows),
+    )
 
 
 def _part(data: DataSet, where: Path, files: tuple[File, ...], rows: int) -> tuple[Tensor, Tensor]:
@@ -148,10 +162,15 @@ def _part(data: DataSet, where: Path, files: tuple[File, ...], rows: int) -> tup
         images, labels = read_idx(paths[0]).unsqueeze(1), read_idx(paths[1]).long()
         _check_labels(paths[1], labels, data.classes)
     else:
-        parts = [read_cifar(path, LABEL_BYTES[data.format], data.pixels, data.classes) for path in paths]
+        parts = [
+            read_cifar(path, LABEL_BYTES[data.format], data.pixels, data.classes) for path in paths
+        ]
         images = torch.cat([pixels for pixels, _ in parts]).reshape(-1, *data.shape)
         labels = torch.cat([labels for _, labels in parts])
-    for path, tensor, shape in ((paths[0], images, (rows, *data.shape)), (paths[-1], labels, (rows,))):
+    for path, tensor, shape in (
+        (paths[0], images, (rows, *data.shape)),
+        (paths[-1], labels, (rows,)),
+    ):
         if tensor.shape != shape:
             raise _foreign(path, f"its shape is {list(tensor.shape)}, not {list(shape)}")
     return images, labels

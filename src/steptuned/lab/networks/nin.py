@@ -7,7 +7,11 @@ def nin(classes: int, activation: type[nn.Module] = nn.ELU) -> nn.Module:
     """With BatchNorm after every convolution but the last."""
 
     def convolution(inputs: int, outputs: int, size: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, size, padding=size // 2), nn.BatchNorm2d(outputs), activation()]
+        return [
+            nn.Conv2d(inputs, outputs, size, padding=size // 2),
+            nn.BatchNorm2d(outputs),
+            activation(),
+        ]
 
     return nn.Sequential(
         *convolution(3, 192, 5),

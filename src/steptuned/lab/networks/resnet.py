@@ -23,7 +23,9 @@ class Block(nn.Module):
         y = self.bn2(self.conv2(y))
         if self.missing:
             before = self.missing // 2
-            x = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.missing - before))
+            x = nn.functional.pad(
+                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.missing - before)
+            )
         return self.activation(y + x)
 
 

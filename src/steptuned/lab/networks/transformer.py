@@ -24,7 +24,11 @@ class Block(nn.Module):
 
     def _attention(self, x: Tensor) -> Tensor:
         batch, places, width = x.shape
-        q, k, v = self.queries_keys_values(x).view(batch, places, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.queries_keys_values(x)
+            .view(batch, places, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return seen.transpose(1, 2).reshape(batch, places, width)
 
@@ -36,7 +40,9 @@ class Transformer(nn.Module):
     divided by sqrt(2 depth), biases 0.
     """
 
-    def __init__(self, symbols: int, context: int, width: int, depth: int, heads: int, dropout: float) -> None:
+    def __init__(
+        self, symbols: int, context: int, width: int, depth: int, heads: int, dropout: float
+    ) -> None:
         super().__init__()
         self.symbols = nn.Embedding(symbols, width)
         self.places = nn.Embedding(context, width)
@@ -47,11 +53,15 @@ class Transformer(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 ends_branch = name.endswith((".joined", ".narrow"))
-                nn.init.normal_(module.weight, std=0.02 / (2 * depth) ** 0.5 if ends_branch else 0.02)
+                nn.init.normal_(
+                    module.weight, std=0.02 / (2 * depth) ** 0.5 if ends_branch else 0.02
+                )
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         places = torch.arange(x.shape[1], device=x.device)
-        scores: Tensor = self.head(self.norm(self.blocks(self.dropout(self.symbols(x) + self.places(places)))))
+        scores: Tensor = self.head(
+            self.norm(self.blocks(self.dropout(self.symbols(x) + self.places(places))))
+        )
         return scores

@@ -130,7 +130,9 @@ class NetworkProblem(Problem):
         """Share the problem among ranks, each with its shard of every mini-batch."""
         self.ranks, self.replica = ranks, ranks.replica(self.model)
 
-    def _means(self, rows: Tensor, measured: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, float]:
+    def _means(
+        self, rows: Tensor, measured: Callable[[Tensor], dict[str, Tensor]]
+    ) -> dict[str, float]:
         """Means of what is measured, over all these rows. Each rank takes some of the mini-batches.
 
         The sums are in double precision on the CPU, since not every device has it.
@@ -142,7 +144,9 @@ class NetworkProblem(Problem):
             for name, mean in measured(parts[i]).items():
                 means[name].append(mean)
         sizes = torch.tensor([len(parts[i]) * (weight > 0) for i in mine], dtype=torch.float64)
-        sums = self.ranks.sum(torch.stack([torch.stack(each).cpu().double() @ sizes for each in means.values()]))
+        sums = self.ranks.sum(
+            torch.stack([torch.stack(each).cpu().double() @ sizes for each in means.values()])
+        )
         return dict(zip(means, (sums / len(rows)).tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:

@@ -37,7 +37,12 @@ class Digits(NetworkProblem):
         order = np.random.default_rng(derive_seed("split", "digits")).permutation(len(labels))
         x = torch.tensor(images[order] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8).to(device)
         y = torch.tensor(labels[order]).to(device)
-        self.x, self.y, self.x_test, self.y_test = x[:TRAINING], y[:TRAINING], x[TRAINING:], y[TRAINING:]
+        self.x, self.y, self.x_test, self.y_test = (
+            x[:TRAINING],
+            y[:TRAINING],
+            x[TRAINING:],
+            y[TRAINING:],
+        )
         self.weight_decay = options.weight_decay
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("initial point", "digits", options.batchnorm, seed))
@@ -65,6 +70,9 @@ class Digits(NetworkProblem):
 def _network(batchnorm: bool) -> nn.Module:
     layers: list[nn.Module] = []
     for inputs, outputs in ((1, 16), (16, 32)):
-        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *([nn.BatchNorm2d(outputs)] if batchnorm else [])]
+        layers += [
+            nn.Conv2d(inputs, outputs, 3, padding=1),
+            *([nn.BatchNorm2d(outputs)] if batchnorm else []),
+        ]
         layers += [nn.ELU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 10))

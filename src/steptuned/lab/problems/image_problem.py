@@ -153,7 +153,12 @@ class ImageProblem(NetworkProblem):
         with as_used(self.model), self._autocast():
             test = self._over(self.test, torch.arange(len(self.test)))
         penalty = self.weight_decay / 2 * squares.cpu().double().sum().item()
-        return {"loss": train["loss"] + penalty, "plain loss": train["loss"], "test loss": test.pop("loss"), **test}
+        return {
+            "loss": train["loss"] + penalty,
+            "plain loss": train["loss"],
+            "test loss": test.pop("loss"),
+            **test,
+        }
 
     def _over(self, images: Batches, which: Tensor) -> dict[str, float]:
         """The means over these images."""
@@ -192,6 +197,8 @@ def _chosen(there: int, options: ImageOptions) -> Tensor:
     if not wanted:
         return torch.arange(there)
     if wanted > there:
-        raise DataError(f"eval_rows = {wanted}: there are {there} training images; 0 means all of them")
+        raise DataError(
+            f"eval_rows = {wanted}: there are {there} training images; 0 means all of them"
+        )
     generator = torch.Generator().manual_seed(derive_seed("subset", "evaluation", options.data))
     return torch.randperm(there, generator=generator)[:wanted]

@@ -32,7 +32,9 @@ class Images(ImageProblem):
             if self.size == 16 and self.network in ONLY_32:
                 raise conflict("size", f"network {self.network} takes images of 32x32 pixels only")
             if self.size == 16 and self.data == "mnist":
-                raise conflict("size", "only the 32x32 images of CIFAR can be made 16x16, and mnist has 28x28")
+                raise conflict(
+                    "size", "only the 32x32 images of CIFAR can be made 16x16, and mnist has 28x28"
+                )
             return self
 
     name: ClassVar[str] = "images"

@@ -16,9 +16,16 @@ def as_trained(model: nn.Module, device: torch.device) -> Iterator[None]:
     BatchNorm uses the statistics of each mini-batch. Dropout has the same masks at every
     evaluation, so that J is one function. Running statistics and random states do not change.
     """
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    norms = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+    ]
     devices = [] if device.type == "cpu" else [device]
-    with torch.no_grad(), torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"),
+    ):
         torch.manual_seed(derive_seed("masks of the evaluation"))
         for norm in norms:
             norm.track_running_stats = False

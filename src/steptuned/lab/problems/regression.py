@@ -44,11 +44,17 @@ class Regression(Problem):
         A, z = normal(rows, columns), 2 * normal(columns)
         b = A @ z + 3 * normal(rows) + (torch.rand(rows, generator=generator) < 0.3)
         self.A, self.b = A.to(device), b.to(device)
-        start = torch.Generator().manual_seed(derive_seed("initial point", "regression", columns, seed))
-        self.theta = torch.randn(columns, generator=start, dtype=torch.float64).to(device).requires_grad_()
+        start = torch.Generator().manual_seed(
+            derive_seed("initial point", "regression", columns, seed)
+        )
+        self.theta = (
+            torch.randn(columns, generator=start, dtype=torch.float64).to(device).requires_grad_()
+        )
         self.parameters = [self.theta]
         self.batch = batch
-        self.stream = Stream(rows, batch, reshuffled=False, seed_parts=["regression", rows, batch, seed])
+        self.stream = Stream(
+            rows, batch, reshuffled=False, seed_parts=["regression", rows, batch, seed]
+        )
 
     def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return (self.A, self.b) if batch is None else (self.A[batch], self.b[batch])

@@ -23,9 +23,17 @@ TABLE_1: dict[str, dict[str, Any]] = {
     "a": _setting("CIFAR-10, ResNet-20", "images", 500, data="cifar-10", **_RESNET),
     "b": _setting("CIFAR-100, ResNet-20", "images", 500, data="cifar-100", **_RESNET),
     "c": _setting(
-        "CIFAR-10, Network in Network", "images", 300, data="cifar-10", network="nin", activation="elu", layout="channels_last"
+        "CIFAR-10, Network in Network",
+        "images",
+        300,
+        data="cifar-10",
+        network="nin",
+        activation="elu",
+        layout="channels_last",
     ),
     "d": _setting("MNIST, autoencoder", "autoencoder", 500, activation="silu"),
     "e": _setting("CIFAR-10, LeNet without BatchNorm", "images", 300, network="lenet", **_LENET),
-    "f": _setting("CIFAR-10, LeNet with BatchNorm", "images", 300, network="lenet-batchnorm", **_LENET),
+    "f": _setting(
+        "CIFAR-10, LeNet with BatchNorm", "images", 300, network="lenet-batchnorm", **_LENET
+    ),
 }

@@ -66,7 +66,9 @@ class Text(NetworkProblem):
             return self.rows
 
     name: ClassVar[str] = "text"
-    description: ClassVar[str] = "the next character of Python's own documentation, a small transformer"
+    description: ClassVar[str] = (
+        "the next character of Python's own documentation, a small transformer"
+    )
     things: ClassVar[str] = "training windows"
 
     def __init__(self, options: Options, seed: int, device: torch.device) -> None:
@@ -107,8 +109,15 @@ class Text(NetworkProblem):
             plain = self._means(self.judged, lambda rows: self._measured(self.train, rows))["loss"]
             penalty = self.weight_decay / 2 * sum(p.square().sum().item() for p in self.parameters)
         with as_used(self.model):
-            test = self._means(torch.arange(len(self.test[0])), lambda rows: self._measured(self.test, rows))
-        return {"loss": plain + penalty, "plain loss": plain, "test loss": test["loss"], "accuracy": test["accuracy"]}
+            test = self._means(
+                torch.arange(len(self.test[0])), lambda rows: self._measured(self.test, rows)
+            )
+        return {
+            "loss": plain + penalty,
+            "plain loss": plain,
+            "test loss": test["loss"],
+            "accuracy": test["accuracy"],
+        }
 
     def _measured(self, part: tuple[Tensor, Tensor], rows: Tensor) -> dict[str, Tensor]:
         x, y = part[0][rows], part[1][rows]
@@ -121,7 +130,9 @@ class Text(NetworkProblem):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["text"] != checksum():
             began = state["text"]
-            raise DataError(f"the run began with another text ({began}) than this Python's ({checksum()}): go on with its Python")
+            raise DataError(
+                f"the run began with another text ({began}) than this Python's ({checksum()}): go on with its Python"
+            )
         super().load_state_dict(state)
 
 
@@ -144,11 +155,17 @@ def text() -> str:
         try:
             tree = ast.parse(path.read_bytes())
         except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}; use a Python with its standard library's sources") from None
+            raise DataError(
+                f"{path}: cannot be read: {error.strerror}; use a Python with its standard library's sources"
+            ) from None
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        found += [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+        found += [
+            ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)
+        ]
     known = set(SYMBOLS)
-    return "".join(character for character in "\n\n".join(filter(None, found)) if character in known)
+    return "".join(
+        character for character in "\n\n".join(filter(None, found)) if character in known
+    )
 
 
 @functools.cache

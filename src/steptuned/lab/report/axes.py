@@ -154,7 +154,9 @@ def plain_ticks(axis: Axes, which: str = "y") -> None:
     ticks = axis.yaxis if which == "y" else axis.xaxis
     subs = (1.0, 2.0, 5.0) if high / low < 100 else (1.0,)
     narrow = high / low < 4
-    ticks.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]) if narrow else LogLocator(subs=subs))
+    ticks.set_major_locator(
+        MaxNLocator(6, steps=[1, 2, 5, 10]) if narrow else LogLocator(subs=subs)
+    )
     ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ticks.set_minor_formatter(NullFormatter())
 

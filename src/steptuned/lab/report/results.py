@@ -97,7 +97,14 @@ def write(
         verdicts: a file for the verdicts that come with the package.
     """
     results = TolerantResults(Store(store), [])
-    made = Page(store, page.parent / "figures", results, _sections(store, results), claims.judge(store), [page])
+    made = Page(
+        store,
+        page.parent / "figures",
+        results,
+        _sections(store, results),
+        claims.judge(store),
+        [page],
+    )
     parts = [
         "# Results",
         f"Made by `{command}` from the logs of the runs; nothing here is written by hand.",
@@ -159,9 +166,13 @@ def with_verdicts(readme: str, judged: list[tuple[Claim, Judgement]]) -> str:
     """The README with the table between its two markers renewed."""
     begin, end = f"<!-- {MARKER} -->", f"<!-- end of {MARKER} -->"
     if begin not in readme or end not in readme:
-        raise ValueError(f"the README has no lines '{begin}' and '{end}' to write the verdicts between")
+        raise ValueError(
+            f"the README has no lines '{begin}' and '{end}' to write the verdicts between"
+        )
     content = "\n\n".join((begin, tally(judged), verdict_table(judged).markdown(), LEGEND, end))
-    return re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _: content, readme, flags=re.DOTALL)
+    return re.sub(
+        f"{re.escape(begin)}.*{re.escape(end)}", lambda _: content, readme, flags=re.DOTALL
+    )
 
 
 def as_published(judged: list[tuple[Claim, Judgement]]) -> str:
@@ -180,7 +191,16 @@ def published() -> list[dict[str, Any]]:
 
 
 def _gamma(page: Page) -> list[str]:
-    columns = ["experiment", "scale", "method", "bounds", "inside", "at lower", "at upper", "negative curvature"]
+    columns = [
+        "experiment",
+        "scale",
+        "method",
+        "bounds",
+        "inside",
+        "at lower",
+        "at upper",
+        "negative curvature",
+    ]
     table = Table("", [*columns, "raw gamma, first tenth", "last tenth"])
     found = []
     for section in page.sections:
@@ -194,7 +214,13 @@ def _gamma(page: Page) -> list[str]:
                     continue
                 shares = (tuning.inside, tuning.at_lower, tuning.at_upper, tuning.negative)
                 bounds = f"{tuning.bounds[0]:g} to {tuning.bounds[1]:g}"
-                row = [name, section.scale, group.entry.label, bounds, *(f"{share:.0%}" for share in shares)]
+                row = [
+                    name,
+                    section.scale,
+                    group.entry.label,
+                    bounds,
+                    *(f"{share:.0%}" for share in shares),
+                ]
                 table.rows.append([*row, f"{tuning.early:.3g}", f"{tuning.late:.3g}"])
                 if group.entry.name == TUNED:
                     found.append((name, section.scale, tuning))
@@ -205,7 +231,13 @@ def _gamma(page: Page) -> list[str]:
         "step; at a bound it is SGD with a constant factor and mini-batches used twice. The table has the winners, "
         "over all iterations and seeds."
     )
-    return ["## What gamma does", intro, table.markdown(), *prose.few_and_many(found), *_control_figure(page)]
+    return [
+        "## What gamma does",
+        intro,
+        table.markdown(),
+        *prose.few_and_many(found),
+        *_control_figure(page),
+    ]
 
 
 def _control_figure(page: Page) -> list[str]:
@@ -231,8 +263,14 @@ def _control_figure(page: Page) -> list[str]:
 
 
 def _figures(page: Page) -> list[str]:
-    chosen = [s for s in page.sections if s.name not in CONTROLS and not s.name.startswith(VARIANTS)]
-    return ["## Figures", *(part for section in chosen for part in _section(page, section))] if chosen else []
+    chosen = [
+        s for s in page.sections if s.name not in CONTROLS and not s.name.startswith(VARIANTS)
+    ]
+    return (
+        ["## Figures", *(part for section in chosen for part in _section(page, section))]
+        if chosen
+        else []
+    )
 
 
 def _section(page: Page, section: Section) -> list[str]:
@@ -252,9 +290,15 @@ def _section(page: Page, section: Section) -> list[str]:
 def _table_2(store: Path) -> list[str]:
     parts = []
     for (scale, where), timings in Timings(store).sets().items():
-        missing = [letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}]
-        note = f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
-        parts.append(f"## Table 2, scale {scale}, {where}\n\n{environment_sentence(timings[0].environment)}{note}")
+        missing = [
+            letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}
+        ]
+        note = (
+            f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
+        )
+        parts.append(
+            f"## Table 2, scale {scale}, {where}\n\n{environment_sentence(timings[0].environment)}{note}"
+        )
         parts += [table.markdown() for table in tables.wall_clock(timings)]
     return parts
 
@@ -263,14 +307,20 @@ def _variants(page: Page) -> list[str]:
     chosen = [section for section in page.sections if section.name.startswith(VARIANTS)]
     if not chosen:
         return []
-    return ["## Variants", "See [Variants](variants.md).", *(p for section in chosen for p in _section(page, section))]
+    return [
+        "## Variants",
+        "See [Variants](variants.md).",
+        *(p for section in chosen for p in _section(page, section)),
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- how to check
 
 
 def _checking(page: Page) -> list[str]:
-    known = [(claim, judgement) for claim, judgement in page.judged if judgement.verdict != "not run"]
+    known = [
+        (claim, judgement) for claim, judgement in page.judged if judgement.verdict != "not run"
+    ]
     open_ = ", ".join(str(claim.number) for claim, j in page.judged if j.verdict == "not run")
     parts = ["## The claims in detail", f"Not judged (runs missing): {open_ or 'none'}."]
     parts += [table.markdown() for table in tables.claims(known)] if known else []
@@ -293,19 +343,26 @@ page. The tests compare both with what is published. To run an experiment again,
 
 
 def has_runs(outcome: Outcome, results: Results) -> bool:
-    return any(results.final(spec) is not None for group in outcome.groups for spec in group.specs.values())
+    return any(
+        results.final(spec) is not None for group in outcome.groups for spec in group.specs.values()
+    )
 
 
 def _machine(panels: list[Outcome], results: Results) -> str:
     """With what the runs were made: all the different environments."""
-    specs = [spec for outcome in panels for group in outcome.groups for spec in group.specs.values()]
+    specs = [
+        spec for outcome in panels for group in outcome.groups for spec in group.specs.values()
+    ]
     environments = [results.run(spec).environment() for spec in specs]
     return " ".join(dict.fromkeys(environment_sentence(e) for e in environments if e))
 
 
 def environment_sentence(e: dict[str, object]) -> str:
     """With what, and on what; a run of another origin may not say all of it."""
-    said = {key: e.get(key, "?") for key in ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")}
+    said = {
+        key: e.get(key, "?")
+        for key in ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")
+    }
     text = f" with the text {e['text']}" if "text" in e else ""
     versions = f"steptuned {said['steptuned']} ({said['commit']}), torch {said['torch']}, Python {said['python']}{text}"
     return f"{versions}, {said['cpu']}, {said['device']}, {said['threads']} thread{'s' * (said['threads'] != 1)}."

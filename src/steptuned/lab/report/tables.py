@@ -72,7 +72,11 @@ def _methods(outcome: Outcome, results: Results) -> Table:
     table = Table(_title(outcome), columns)
     for group in groups:
         records = finals[group.entry.name]
-        row = [label_of(group), _grid(group, outcome.experiment.selection.rule), _seeds(len(records), outcome.experiment.seeds)]
+        row = [
+            label_of(group),
+            _grid(group, outcome.experiment.selection.rule),
+            _seeds(len(records), outcome.experiment.seeds),
+        ]
         row += [str(records[0]["bp"]) if records else "", _spread(records, LOSS)]
         row += [level.reached(group, results), *(_spread(records, m) for m in others)]
         table.rows.append(row)
