@@ -75,11 +75,12 @@ def spread_alike(t: Tensor, p: Tensor) -> bool:
     """Whether each rank has the same part of both."""
     if not (is_dtensor(t) or is_dtensor(p)):
         return True
-    return (
-        is_dtensor(t)
-        and is_dtensor(p)
-        and (t.device_mesh, t.placements) == (p.device_mesh, p.placements)
-    )  # type: ignore[attr-defined]
+    return is_dtensor(t) and is_dtensor(p) and _spread(t) == _spread(p)
+
+
+def _spread(t: Tensor) -> tuple[object, object]:
+    """How a DTensor is spread over the ranks."""
+    return t.device_mesh, t.placements  # type: ignore[attr-defined]
 
 
 class Shares(dict[Place | None, Tensor]):
