@@ -33,7 +33,8 @@ def test_a_method_has_a_label_a_colour_and_defaults_for_json(name):
 
 
 def test_how_methods_step():
-    special = {"step-tuned-sgd": TwoPasses, "armijo": LineSearch}
+    tuned = ("sgd", "variant", "momentum", "adamw")
+    special = {f"step-tuned-{name}": TwoPasses for name in tuned} | {"armijo": LineSearch}
     assert all(method.stepping is special.get(name, SinglePass) for name, method in METHODS.items())
     assert [name for name, method in METHODS.items() if not method.stepping.works_on_ranks] == [
         "armijo"

@@ -39,7 +39,7 @@ class Driver:
 
     @property
     def uses(self) -> int:
-        """Back-propagations of each mini-batch."""
+        """Back-propagations of a mini-batch, at most."""
         return self._stepping.passes
 
     def advance(self) -> None:
@@ -48,10 +48,11 @@ class Driver:
             self._take(None if self.full_batch else self.problem.draw())
             self.batches += 1
         self.samples += self.problem.stream.rows if self._batch is None else len(self._batch)
-        self._stepping.advance(self._pass, self._backward, self._loss)
+        is_last = self._stepping.advance(self._pass, self._backward, self._loss)
         if self.scheduler is not None:
-            self.scheduler.step()
-        self._pass = (self._pass + 1) % self.uses
+            for _ in range(self._stepping.scheduler_steps(self._pass, is_last)):
+                self.scheduler.step()
+        self._pass = 0 if is_last else self._pass + 1
         if self._history is not None and self._pass == 0:
             self._history.add()
 
@@ -133,8 +134,10 @@ class GammaHistory:
         found["negative curvature"] = (curvature <= 0).sum().item() / n
         if "bounds" in group:
             m, M = group["bounds"]
-            found["at lower"] = (raw <= m).sum().item() / n
-            found["at upper"] = (raw >= M).sum().item() / n
+            # Relative bounds do not clip the raw gamma itself.
+            clipped = gamma[measured] if group.get("relative") else raw
+            found["at lower"] = (clipped <= m).sum().item() / n
+            found["at upper"] = (clipped >= M).sum().item() / n
         found["effective lr"] = float(group["effective_lr"])
         return found
 

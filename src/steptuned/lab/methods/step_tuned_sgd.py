@@ -28,7 +28,14 @@ class StepTunedSGDMethod(Method):
     beta: float = 0.9
 
     def make_optimizer(self, problem: Problem) -> Optimizer:
-        every = {"iteration": 1, "epoch": problem.stream.per_epoch / 2, "none": None}[self.decay]
+        return self._optimizer(problem)
+
+    def _optimizer(
+        self, problem: Problem, tune_every: int = 1, relative: bool = False
+    ) -> Optimizer:
+        """An epoch is ``per_epoch`` back-propagations, of which a mini-batch takes 1 + 1/T."""
+        per_epoch = problem.stream.per_epoch / (1 + 1 / tune_every)
+        every = {"iteration": 1, "epoch": per_epoch, "none": None}[self.decay]
         return StepTunedSGD(
             problem.parameters,
             self.lr,
@@ -39,4 +46,6 @@ class StepTunedSGDMethod(Method):
             decay_every=every,
             weight_decay=problem.weight_decay,
             replay_rng=problem.same_noise,
+            tune_every=tune_every,
+            relative=relative,
         )
