@@ -46,8 +46,6 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-5}
 """Of G and of sums, for which bfloat16 parameters have single precision."""
 ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2**-7}
 """Of the parameters themselves."""
-SCALED = 1e-7
-"""Of G through a GradScaler, where the weight of dg has single precision."""
 LARGE = 1 << 16
 """Elements from which on the optimizer works on a tensor in chunks."""
 SPIKE = 1e25
@@ -398,13 +396,9 @@ class Sequence(RuleBasedStateMachine):
         )
 
     def _can_spike(self, p):
-        """Whether a spike is certain to overflow: the norm of one element is taken without squaring."""
-        return (
-            p.dtype != torch.float64
-            and p.numel() > 1
-            and self.twin.clip == np.inf
-            and all(self.twin.alpha)
-        )
+        """Whether the square of a spike overflows."""
+        is_plain = self.twin.clip == np.inf and all(self.twin.alpha)
+        return p.dtype != torch.float64 and is_plain
 
     def _through(self, road, half, kind, seed, call):
         """A pass by hand, or through the scaler."""
@@ -501,7 +495,7 @@ class Sequence(RuleBasedStateMachine):
         return all(fits(i, a) for each in (dg, held, self.twin.dtheta) for i, a in each.items())
 
     def _tolerance(self, p):
-        return max(TOLERANCE[p.dtype], SCALED if self.scaled else 0.0)
+        return TOLERANCE[p.dtype]
 
     def _rounding(self, p):
         """The norm to which all are clipped is as precise as the least precise of them."""

@@ -384,3 +384,19 @@ def test_autocast_with_float32_parameters_just_works(dtype):
     assert losses[-1] < 0.7 * losses[0]
     assert opt.stats().ignored == 0
     assert all(state["G"].dtype == torch.float32 for state in opt.state.values())
+
+
+def test_G_of_double_parameters_keeps_its_precision_through_a_scaler():
+    ends = []
+    for scaled in (False, True):
+        theta = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        opt = StepTunedSGD([theta], lr=0.1, foreach=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled=scaled)
+        for _ in range(2):
+            for half in (opt.first_pass, opt):
+                opt.zero_grad()
+                scaler.scale((theta**4).sum()).backward()
+                scaler.step(half)
+                scaler.update()
+        ends.append(opt.state[theta]["G"])
+    assert torch.allclose(ends[0], ends[1], rtol=1e-14, atol=0)

@@ -387,3 +387,14 @@ def test_g0_is_held_by_reference_where_that_is_safe():
     opt.half_step()
     assert opt.state[theta]["g0"].data_ptr() == g.data_ptr()
     assert theta.grad is None
+
+
+def test_a_single_element_whose_square_overflows_stays_out_of_G():
+    theta = torch.ones(1, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=1e-30)
+    theta.grad = torch.ones(1)
+    opt.half_step()
+    theta.grad = torch.full((1,), 1e25)
+    opt.step()
+    assert opt.state[theta]["G"].item() == 0
+    assert opt.stats().ignored == 1

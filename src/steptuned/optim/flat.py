@@ -43,7 +43,7 @@ def second_pass(
     add_scaled(params, grads, -step)
     if isinstance(scale, Tensor):
         torch._foreach_mul_(dg, scale.to(dg[0].dtype))
-    finite = is_finite(square(dg))
+    finite = is_finite(square(dg).to(dg[0].dtype))
     if not _on_host(dg):
         dg = _zero_unless(finite, dg)
     elif not finite:
@@ -51,7 +51,7 @@ def second_pass(
     if valid is None:
         torch._foreach_lerp_(G, dg, 1 - beta)
     else:
-        share = torch.where(valid, 1 - beta, 0.0).to(G[0].dtype)
+        share = valid.to(G[0].dtype) * (1 - beta)
         torch._foreach_lerp_(G, dg, [share] * len(G))
     return torch.stack((torch.where(finite, inner(G, direction), torch.nan), square(direction)))
 
@@ -108,7 +108,10 @@ def add_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:
 
 def fade(G: Tensor, beta: float, valid: Tensor | None) -> None:
     """G_k = beta G_{k-1}: what is left of `second_pass` for a parameter that lacks a gradient."""
-    G.mul_(beta if valid is None else torch.where(valid, beta, 1.0).to(G.dtype))
+    if valid is None:
+        G.mul_(beta)
+    else:
+        G.mul_(torch.where(valid, torch.full_like(valid, beta, dtype=G.dtype), 1.0))
 
 
 def square(xs: Tensors) -> Tensor:

@@ -287,7 +287,7 @@ def _average(group: dict[str, Any], states: list[dict[str, Any]], g1: list[Tenso
     dg = torch._foreach_sub(g1, g0)
     if group["divided"]:
         torch._foreach_mul_(dg, rule.reciprocal(group["effective_lr"]).to(dg[0]))
-    finite = torch.isfinite(flat.square(dg))
+    finite = torch.isfinite(flat.square(dg).to(dg[0].dtype))
     for d in dg:
         d.masked_fill_(~finite, 0.0)
     torch._foreach_lerp_(G, dg, 1 - group["beta"])
