@@ -1,11 +1,13 @@
-"""What ranks say to each other for an optimizer, and what share of the time the optimizer takes as ranks are added.
+"""The traffic and the share of time of an optimizer, by number of ranks.
 
     python benchmarks/distributed.py [--ranks 1 2 4] [--rounds 15]
 
-Starts torchrun (gloo, one thread a rank) for every number of ranks. Traffic is counted, not estimated: every collective that torch
-dispatches, with the bytes of its largest tensor, per back-propagation, of which an iteration of Step-Tuned SGD has two. Times are
-of the first rank; every round has two back-propagations of every method, one method after the other, and the figures are medians
-and quartiles over the rounds. Where ranks outnumber cores they wait for each other's turn, and the times say more about that.
+Starts torchrun (gloo, one thread per rank) for every number of ranks. Traffic is counted, not
+estimated: every collective that torch dispatches, with the bytes of its largest tensor, per
+back-propagation. (An iteration of Step-Tuned SGD has two.) Times are those of the first rank. In
+every round, each method does two back-propagations in turn; the figures are medians and quartiles
+over the rounds. With more ranks than cores, the ranks wait for each other, and this dominates the
+times.
 """
 
 import argparse
@@ -37,7 +39,7 @@ METHODS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "StepTunedSGD": lambda ps: StepTunedSGD(ps, lr=1e-3),
     "StepTunedSGD, clipped": lambda ps: StepTunedSGD(ps, lr=1e-3, max_grad_norm=1.0),
 }
-WAYS = ("DDP", "FSDP2")
+WRAPPERS = ("DDP", "FSDP2")
 WIDTH, LAYERS, ROWS = 768, 4, 32
 
 
@@ -59,11 +61,11 @@ class Traffic(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def network(way: str) -> nn.Module:
+def network(wrapper: str) -> nn.Module:
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
     model = nn.Sequential(*blocks)
-    if way == "DDP":
+    if wrapper == "DDP":
         return nn.parallel.DistributedDataParallel(model)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in blocks:
@@ -73,15 +75,15 @@ def network(way: str) -> nn.Module:
 
 
 class Case:
-    """A method and a network in a way to divide it."""
+    """A method, and a network in its wrapper."""
 
-    def __init__(self, way: str, name: str) -> None:
-        self.model = network(way)
+    def __init__(self, wrapper: str, name: str) -> None:
+        self.model = network(wrapper)
         self.optimizer: Any = METHODS[name](self.model.parameters())
         self.x = torch.randn(ROWS, WIDTH)
 
     def two_back_propagations(self) -> tuple[float, float]:
-        """Seconds of all, and of the optimizer."""
+        """Seconds in total, and in the optimizer."""
         begun, inside = time.perf_counter(), 0.0
         tuned = isinstance(self.optimizer, StepTunedSGD)
         for update in (
@@ -97,18 +99,18 @@ class Case:
 
 
 def work(rounds: int, to: Path) -> None:
-    """What a rank does."""
+    """The work of one rank."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    for way in WAYS:
-        cases = {name: Case(way, name) for name in METHODS}
+    for wrapper in WRAPPERS:
+        cases = {name: Case(wrapper, name) for name in METHODS}
         for case in cases.values():
             case.two_back_propagations()
         for name, case in cases.items():
             with Traffic() as traffic:
                 case.two_back_propagations()
-            found[f"{way}/{name}"] = {
+            found[f"{wrapper}/{name}"] = {
                 "collectives": traffic.collectives / 2,
                 "bytes": traffic.bytes / 2,
                 "total": [],
@@ -118,8 +120,8 @@ def work(rounds: int, to: Path) -> None:
             for name, case in cases.items():
                 dist.barrier()
                 total, inside = case.two_back_propagations()
-                found[f"{way}/{name}"]["total"].append(total / 2)
-                found[f"{way}/{name}"]["inside"].append(inside / 2)
+                found[f"{wrapper}/{name}"]["total"].append(total / 2)
+                found[f"{wrapper}/{name}"]["inside"].append(inside / 2)
     if dist.get_rank() == 0:
         to.write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -141,12 +143,13 @@ def main() -> None:
         return
     parameters = LAYERS * (WIDTH * WIDTH + WIDTH)
     print(
-        f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}; {parameters:,} parameters, {ROWS} rows a rank"
+        f"torch {torch.__version__}, {os.cpu_count()} cores, {platform.machine()}; "
+        f"{parameters:,} parameters, {ROWS} rows per rank"
     )
     print("per back-propagation; quartiles in brackets\n")
     columns = [
         f"{'ranks':>5}",
-        f"{'way':5}",
+        f"{'with':5}",
         f"{'method':22}",
         f"{'collectives':>11}",
         f"{'bytes':>12}",
@@ -154,31 +157,32 @@ def main() -> None:
     ]
     print("  ".join([*columns, f"{'ms':>22}", f"{'optimizer, %':>20}"]))
     for ranks in arguments.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            to = Path(folder) / "found.json"
-            command = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(ranks),
-                __file__,
-            ]
-            rest = ["--rounds", str(arguments.rounds), "--work", str(to)]
-            subprocess.run(
-                [*command, *rest], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
-            found = json.loads(to.read_text())
-        for key, each in found.items():
-            way, name = key.split("/")
-            more = each["bytes"] - found[f"{way}/SGD"]["bytes"]
-            share = [100 * i / t for i, t in zip(each["inside"], each["total"], strict=True)]
-            ms = [1000 * t for t in each["total"]]
-            print(
-                f"{ranks:>5}  {way:5}  {name:22}  {each['collectives']:>11.1f}  {each['bytes']:>12,.0f}  {more:>+10,.0f}  "
-                f"{spread(ms, 1):>22}  {spread(share, 1):>20}"
-            )
+        show(ranks, measure(ranks, arguments.rounds))
+
+
+def measure(ranks: int, rounds: int) -> dict[str, Any]:
+    """Start the ranks, and return what they measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        to = Path(folder) / "found.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(ranks), __file__]
+        command += ["--rounds", str(rounds), "--work", str(to)]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return json.loads(to.read_text())
+
+
+def show(ranks: int, found: dict[str, Any]) -> None:
+    """Print one row per wrapper and method."""
+    for key, each in found.items():
+        wrapper, name = key.split("/")
+        more = each["bytes"] - found[f"{wrapper}/SGD"]["bytes"]
+        share = [100 * i / t for i, t in zip(each["inside"], each["total"], strict=True)]
+        ms = [1000 * t for t in each["total"]]
+        print(
+            f"{ranks:>5}  {wrapper:5}  {name:22}  {each['collectives']:>11.1f}  "
+            f"{each['bytes']:>12,.0f}  {more:>+10,.0f}  "
+            f"{spread(ms, 1):>22}  {spread(share, 1):>20}"
+        )
 
 
 if __name__ == "__main__":

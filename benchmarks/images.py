@@ -1,6 +1,7 @@
-"""Mini-batches from memory beside a torch DataLoader over the same tensors, and the layouts of the networks. Needs STEPTUNED_DATA.
+"""Mini-batches from memory and from a DataLoader, and the memory layouts of the networks.
 
-Everything is measured interleaved in one process; what counts is the ratio within a round.
+Both are measured over the same tensors, interleaved in one process; compare the ratios within a
+round, not the times. Needs STEPTUNED_DATA.
 """
 
 import time
@@ -32,7 +33,7 @@ def seconds(work: Callable[[], object], times: int) -> float:
 def rounds(
     works: dict[str, tuple[Callable[[], object], int]], count: int = ROUNDS
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Seconds of each, round by round, each round beginning with another one."""
+    """Seconds of each work in each round. The rounds start with different works."""
     for work, _ in works.values():
         work()
     names = list(works)
@@ -60,7 +61,7 @@ def endless(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def batches() -> None:
-    """What a mini-batch costs, in shares of what SGD spends on a back-propagation of LeNet, the problem where it weighs most."""
+    """The cost of a mini-batch, relative to a step of SGD on LeNet, where it matters most."""
     images = load("cifar-10")
     mean, deviation = (t.view(-1, 1, 1) for t in mean_and_deviation(images.train))
     problem = problem_of("e")
@@ -82,16 +83,18 @@ def batches() -> None:
     measured = rounds(works)
     step = measured["a step of SGD on LeNet, with its mini-batch"]
     print(
-        f"mini-batches of 128 CIFAR-10 images, {torch.get_num_threads()} threads, n = {ROUNDS} rounds, median [quartiles]"
+        f"mini-batches of 128 CIFAR-10 images, {torch.get_num_threads()} threads, "
+        f"n = {ROUNDS} rounds, median [quartiles]"
     )
     for name, values in measured.items():
         print(
-            f"  {name:55} {1e3 * np.median(values):7.3f} ms   share of the step {spread(values / step)}"
+            f"  {name:55} {1e3 * np.median(values):7.3f} ms   "
+            f"share of the step {spread(values / step)}"
         )
 
 
 def layouts() -> None:
-    print("channels_last beside contiguous: time of a back-propagation, ratio, median [quartiles]")
+    print("channels_last / contiguous: time per back-propagation, ratio, median [quartiles]")
     for letter, times, count in (("a", 2, 7), ("c", 1, 5), ("e", 20, ROUNDS), ("f", 20, ROUNDS)):
         drivers = {
             layout: Driver("sgd", problem_of(letter, layout=layout), METHODS["sgd"].defaults)
@@ -101,9 +104,8 @@ def layouts() -> None:
             {layout: (driver.advance, times) for layout, driver in drivers.items()}, count
         )
         ratio = spread(measured["channels_last"] / measured["contiguous"])
-        print(
-            f"  ({letter}) {TABLE_1[letter]['title']:40} {1e3 * np.median(measured['contiguous']):9.2f} ms contiguous   {ratio}"
-        )
+        ms = 1e3 * np.median(measured["contiguous"])
+        print(f"  ({letter}) {TABLE_1[letter]['title']:40} {ms:9.2f} ms contiguous   {ratio}")
 
 
 if __name__ == "__main__":

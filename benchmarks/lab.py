@@ -1,11 +1,12 @@
-"""What the laboratory costs next to the training itself, and how that grows with a store.
+"""The overhead of the laboratory, and how it grows with the size of a store.
 
     python benchmarks/lab.py
 
-Overhead: the same back-propagations and evaluations, bare and through the laboratory, interleaved.
-Growth: the time to see that a store of finished runs is complete, and to read a log, by size.
+Overhead: the same back-propagations and evaluations, bare and in the laboratory, interleaved.
+Growth: the time to check that a store of finished runs is complete, and to read a log, by size.
 Opening: `steptuned list` and `steptuned show` on 10,000 runs, and what `import steptuned` adds to
-`import torch`; all interleaved, and the minimum counts, because other processes only add time.
+`import torch`. These are interleaved, and the minimum is reported, since other processes only add
+time.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import Log, Store, write_json
 
 RUNS, SEEDS, RECORDS = 10_000, 5, 11
-"""Of the store that is opened."""
+"""Runs, seeds per set and records per run of the store that is opened."""
 
 
 def make_spec(problem: str, budget: int, log_every: int, seed: int = 0) -> RunSpec:
@@ -48,7 +49,7 @@ def make_spec(problem: str, budget: int, log_every: int, seed: int = 0) -> RunSp
 
 
 def bare(spec: RunSpec) -> float:
-    """Training and evaluation alone. Seconds."""
+    """Seconds for training and evaluation alone."""
     start = time.perf_counter()
     problem = PROBLEMS[spec.problem].from_dict(spec.options, spec.seed, torch.device("cpu"))
     driver = Driver(spec.method, problem, spec.hyper)
@@ -83,7 +84,7 @@ def overhead(rounds: int) -> None:
 
 
 def growth() -> None:
-    print("time to see that all runs of a store are finished")
+    print("time to check that all runs of a store are finished")
     for size in (1_000, 3_000, 10_000):
         with tempfile.TemporaryDirectory() as folder:
             seconds = seconds_to_see_finished(Store(Path(folder)), size)
@@ -138,7 +139,7 @@ def opening(rounds: int) -> None:
 
 
 def fill(store: Store) -> None:
-    """Made-up runs, in sets of seeds."""
+    """Write synthetic runs, in sets of seeds."""
     for i in range(RUNS):
         spec = make_spec("regression", 100, 10, i % SEEDS)
         hyper = {**spec.hyper, "lr": 0.001 * (1 + i // SEEDS)}
@@ -152,7 +153,7 @@ def fill(store: Store) -> None:
 
 
 def seconds_of(arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Processor time and wall-clock time of a Python process."""
+    """Processor time and wall-clock time of a Python process, in seconds."""
     before, start = os.times(), time.perf_counter()
     subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
     wall, after = time.perf_counter() - start, os.times()

@@ -1,9 +1,10 @@
-"""How many kernels an iteration launches on an accelerator: operations dispatched on torch's meta device.
+"""How many kernels an iteration launches on an accelerator.
 
     python benchmarks/launches.py
 
-An operation on a list of tensors counts once, views and allocations count nothing. (CUDA divides very long lists into several
-launches.) On the meta device a look at a value, which would wait for the accelerator, is an error.
+Counts the operations that are dispatched on torch's meta device. An operation on a list of tensors
+counts once; views and allocations do not count. (CUDA divides very long lists into several
+launches.) On the meta device, reading a value, which would wait for the accelerator, is an error.
 """
 
 import collections
@@ -30,7 +31,7 @@ FREE = (
     "scalar_tensor",
     "record_function",
 )
-"""Operations that launch nothing: views, allocations, numbers of the host."""
+"""Operations that launch nothing: views, allocations, scalars on the host."""
 
 
 class Launches(TorchDispatchMode):
@@ -48,11 +49,11 @@ class Launches(TorchDispatchMode):
 
 
 SHAPES: list[tuple[int, ...]] = [(16, 16, 3, 3), (16,), (16,)] * 19 + [(10, 64), (10,)]
-"""59 tensors, as those of a ResNet-20."""
+"""59 tensors, as in a ResNet-20."""
 
 
 def launches(shapes: list[tuple[int, ...]], **options: Any) -> "collections.Counter[str]":
-    """What the second of two iterations launches: the first makes the state."""
+    """What the second of two iterations launches. The first one creates the state."""
     params = [torch.empty(shape, device="meta").requires_grad_() for shape in shapes]
     opt = StepTunedSGD(params, lr=0.1, replay_rng=False, **options)
     for _ in range(2):
@@ -74,9 +75,8 @@ def main() -> None:
     }
     for name, options in choices.items():
         counts = launches(SHAPES, **options)
-        print(
-            f"{name:14}{counts.total():4}  {', '.join(f'{n} x {op}' for op, n in counts.most_common())}"
-        )
+        each = ", ".join(f"{n} x {op}" for op, n in counts.most_common())
+        print(f"{name:14}{counts.total():4}  {each}")
 
 
 if __name__ == "__main__":

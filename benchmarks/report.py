@@ -1,9 +1,9 @@
-"""The size of the report of 500 runs with 1,000 records each, and how long its page takes to open.
+"""The size of a report of 500 runs with 1,000 records each, and the time to open its page.
 
     python benchmarks/report.py
 
-The page is opened several times in Chromium, each time with a new profile. The time is from the
-address to the first plot on the screen.
+Opens the page several times in Chromium, each time with a new profile. The time is from the request
+to the first plot on the screen.
 """
 
 import shutil
@@ -38,7 +38,7 @@ log_every = 11
 
 
 def fill(folder: Path) -> int:
-    """Make up runs. Returns how many there are."""
+    """Write synthetic runs. Returns their number."""
     (folder / "large.toml").write_text(EXPERIMENT)
     experiment = load(folder / "large.toml", "paper")
     results = Results(Store(folder))

@@ -1,12 +1,14 @@
-"""What an optimizer's own arithmetic costs per back-propagation, beside torch's fused SGD and Adam.
+"""Time per back-propagation of an optimizer's arithmetic, compared with torch's fused optimizers.
 
-    python benchmarks/step.py [--threads 1 2] [--rounds 40] [--sets resnet20 autoencoder 25M] [--write docs/caveats.md]
+    python benchmarks/step.py [--threads 1 2] [--rounds 40] [--sets resnet20 autoencoder 25M]
+                              [--write docs/caveats.md]
 
-In every round the methods take turns, so that all of them meet the same machine: one iteration that brings code and data
-into the caches as far as they fit, then some that are timed. The figures are ratios within a round, as median and quartiles
-over the rounds. Back-propagation itself is left out: the gradients are made beforehand. Memory is what a process needs at its
-peak beyond parameters and one set of gradients, in units of the parameters. Run it on an idle machine; ``--cpu-time`` counts
-the time of the thread instead of that of the clock, for a look at one thread on a busy one.
+In every round the methods take turns, so that all of them see the same load of the machine: one
+iteration warms up the caches, and the next ones are timed. The figures are ratios within a round,
+as median and quartiles over the rounds. Back-propagation itself is not included: the gradients are
+created beforehand. Memory is the peak of a process beyond parameters and one set of gradients, in
+units of the parameters. Run it on an idle machine. On a busy one, ``--cpu-time`` measures the time
+of the thread instead of the wall-clock time, for one thread.
 """
 
 import argparse
@@ -82,7 +84,7 @@ MARKERS = "<!-- benchmarks/step.py: begin -->", "<!-- benchmarks/step.py: end --
 
 @contextmanager
 def path_of(method: str) -> Iterator[None]:
-    """Without the kernel, for the methods that are to do without it."""
+    """Turn the kernel off for the methods that measure the torch path."""
     with patch.object(
         bucket, "kernel_for", (lambda dtype: None) if method.startswith("torch") else kernel_for
     ):
@@ -100,7 +102,7 @@ def iteration(
     gradients: list[list[Tensor]],
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Seconds per back-propagation, over two of them; over 1 + T where every T-th mini-batch is measured."""
+    """Seconds per back-propagation, over the 1 + T of a cycle of T = tune_every mini-batches."""
     seconds, passes = 0.0, opt.param_groups[0].get("tune_every", 1) + 1
     for i in range(passes):
         for p, g in zip(params, gradients[i % 2], strict=True):
@@ -125,18 +127,17 @@ def measure_time(name: str, rounds: int, clock: Callable[[], float]) -> dict[str
             with path_of(method):
                 iteration(opt, params, gradients)
                 taken = [iteration(opt, params, gradients, clock) for _ in range(REPEATS[name])]
-            if r >= 3:  # the first rounds make the state and warm up
+            if r >= 3:  # the first rounds create the state and warm up
                 times[method].append(statistics.mean(taken))
     return times
 
 
 def measure_memory(name: str, method: str) -> None:
-    """Print the peak beyond parameters and gradients; for a process of its own."""
+    """Print the peak memory beyond parameters and gradients. Runs in its own process."""
     with path_of(method):
         tiny = [torch.ones(1, requires_grad=True)]
-        iteration(
-            METHODS[method](tiny), tiny, [[torch.ones(1)], [torch.ones(1)]]
-        )  # load what is lazy
+        # Load what is loaded lazily.
+        iteration(METHODS[method](tiny), tiny, [[torch.ones(1)], [torch.ones(1)]])
         params = parameters(name)
         size = sum(p.numel() * p.element_size() for p in params)
         opt = METHODS[method](params)
@@ -173,7 +174,7 @@ def spread(values: list[float]) -> str:
 
 
 def processor() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, if the system provides it."""
     try:
         with open("/proc/cpuinfo") as file:
             return next(
@@ -187,10 +188,13 @@ def table(sets: list[str], threads: list[int], rounds: int, cpu_time: bool) -> s
     """The figures of all sets as Markdown."""
     clock = time.thread_time if cpu_time else time.perf_counter
     lines = [
-        f"Measured on {date.today()} on {processor()} ({os.cpu_count()} cores), torch {torch.__version__}, float32, all guards on;"
-        f" {'CPU time of the thread, ' if cpu_time else ''}median [quartiles] of n = {rounds} interleaved rounds.",
+        f"Measured on {date.today()} on {processor()} ({os.cpu_count()} cores), "
+        f"torch {torch.__version__}, float32, all guards on; "
+        f"{'CPU time of the thread, ' if cpu_time else ''}"
+        f"median [quartiles] of n = {rounds} interleaved rounds.",
         "",
-        "| parameters | threads | path | ms | / fused Adam | / fused SGD | peak memory / parameters |",
+        "| parameters | threads | path | ms | / fused Adam | / fused SGD "
+        "| peak memory / parameters |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in sets:
@@ -221,7 +225,7 @@ def table(sets: list[str], threads: list[int], rounds: int, cpu_time: bool) -> s
 
 
 def write(path: Path, text: str) -> None:
-    """Put the table between its markers in a document."""
+    """Write the table between its markers in a document."""
     begin, end = MARKERS
     before, rest = path.read_text().split(begin)
     path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}")
@@ -236,7 +240,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="put the table between its markers in this file"
+        "--write", type=Path, metavar="FILE", help="write the table between its markers in FILE"
     )
     parser.add_argument("--memory-of", nargs=2, metavar=("SET", "METHOD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -247,7 +251,7 @@ def main() -> None:
         return
     active, reason = kernel_status()
     if not active:
-        sys.exit(f"there is no kernel to measure: {reason}")
+        sys.exit(f"the kernel is not available: {reason}")
     text = table(arguments.sets, arguments.threads, arguments.rounds, arguments.cpu_time)
     print(text)
     if arguments.write:

@@ -1,7 +1,10 @@
-"""SGD and Step-Tuned SGD on handwritten digits, at equal cost. Run: python examples/digits.py [--out DIR]
+"""SGD and Step-Tuned SGD on handwritten digits, at equal cost.
 
-Both get the same back-propagations, the same decay, the same grid of learning rates, chosen by the training loss after a tenth
-of the budget (the protocol of the paper), and three seeds. Writes digits.png and prints a table. Needs the extra `lab`.
+    python examples/digits.py [--out DIR]
+
+Both methods get the same number of back-propagations, the same decay, the same grid of learning
+rates and three seeds. The learning rate is chosen by the training loss after a tenth of the budget,
+as in the paper. Writes digits.png and prints a table. Needs the extra `lab`.
 """
 
 import argparse
@@ -26,7 +29,7 @@ COLOURS = {"SGD": "#0072B2", "Step-Tuned SGD": "#D55E00"}
 
 
 class Digits:
-    """Scikit-learn's 8x8 digits: 1,437 to train on, 360 to test."""
+    """Scikit-learn's 8x8 digits: 1,437 training images and 360 test images."""
 
     def __init__(self) -> None:
         images, labels = load_digits(return_X_y=True)
@@ -36,7 +39,7 @@ class Digits:
         self.x, self.y, self.x_test, self.y_test = x[:1437], y[:1437], x[1437:], y[1437:]
 
     def batches(self, seed: int) -> "list[Tensor]":
-        """The rows of every mini-batch of a run, reshuffled each epoch: the same for every method of a seed."""
+        """The rows of every mini-batch, reshuffled each epoch. The same for all methods."""
         generator = torch.Generator().manual_seed(seed)
         return [
             rows
@@ -55,7 +58,7 @@ def network(seed: int) -> nn.Module:
 
 
 def evaluate(model: nn.Module, data: Digits) -> tuple[float, float]:
-    """The loss J that is minimised, with its regularisation, and the accuracy on the test set."""
+    """The training loss J, with its regularization, and the accuracy on the test set."""
     model.eval()
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(data.x), data.y)
@@ -66,7 +69,7 @@ def evaluate(model: nn.Module, data: Digits) -> tuple[float, float]:
 
 
 def train(method: str, lr: float, seed: int, data: Digits, budget: int) -> dict[str, list[float]]:
-    """A log of the run: back-propagations, loss, accuracy, gamma, at every epoch of back-propagations."""
+    """Train, and return the log: back-propagations, loss, accuracy and gamma, once per epoch."""
     model, batches = network(seed), data.batches(seed)
     per_epoch = -(-len(data.y) // BATCH)
     log: dict[str, list[float]] = {"back-propagations": [], "loss": [], "accuracy": [], "gamma": []}
@@ -127,7 +130,7 @@ def draw(
 
 
 def progress(text: str) -> None:
-    """One line that changes in a terminal, a line each elsewhere."""
+    """Update one line in a terminal; elsewhere, write one line per message."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{text:60}\r")
     elif text:

@@ -1,17 +1,21 @@
-"""A sweep on a SLURM cluster. Run, where jobs can be submitted from and the compute nodes can connect to:
+"""A sweep on a SLURM cluster.
 
-    python examples/slurm_sweep.py --workers 32 --memory 4GB -- reproduce figure-4 --scale paper --out /shared/results
+    python examples/slurm_sweep.py --workers 32 --memory 4GB -- \\
+        reproduce figure-4 --scale paper --out /shared/results
 
-Submits one job a worker and keeps as many: a job that ends, at its time limit or before, is replaced by a new one. What follows
-`--` is the command of `steptuned`, whose folder --out must be on a file system that all nodes share, and one with locks (flock).
-Stop it and start it again at will: what was done is in that folder. Needs the extras `lab` and `dask`.
+Run it on a machine that can submit jobs and that the compute nodes can connect to. It submits one
+job per worker. A job that ends, at its time limit or earlier, is replaced by a new one. What
+follows `--` is the command of `steptuned`. Its folder --out must be on a file system that all nodes
+share and that supports locks (flock). You can stop this script and start it again at any time:
+finished work is in that folder. Needs the extras `lab` and `dask`.
 
-Tried with SLURM 22.05 on one machine, where a job that was cancelled and jobs that reached their time limit were replaced; not on
-several nodes.
+Tested with SLURM 22.05 on one machine, where a cancelled job and jobs that reached their time limit
+were replaced. Not tested on several nodes.
 
-With --job-script it submits nothing and prints what it would submit. Where jobs may not connect to the machine they come from,
-start the scheduler and the workers in jobs of your own (`dask scheduler`, `dask worker ADDRESS --nthreads 1 --nworkers N`) and
-give `steptuned` the scheduler's address: --dask ADDRESS.
+With --job-script it submits nothing and prints the job script. If jobs cannot connect to the
+machine that submits them, start the scheduler and the workers in your own jobs (`dask scheduler`,
+`dask worker ADDRESS --nthreads 1 --nworkers N`) and pass the scheduler's address to `steptuned`:
+--dask ADDRESS.
 """
 
 import argparse
@@ -30,26 +34,23 @@ def main() -> int:
         "--workers",
         type=int,
         default=4,
-        help="jobs at the same time, each making one run after another",
+        help="number of jobs at the same time; each executes one run after another",
     )
-    parser.add_argument("--cores", type=int, default=1, help="cores of a job, for torch's threads")
-    parser.add_argument("--memory", default="4GB", help="memory of a job")
+    parser.add_argument("--cores", type=int, default=1, help="cores per job, for torch's threads")
+    parser.add_argument("--memory", default="4GB", help="memory per job")
     parser.add_argument("--walltime", default="04:00:00", help="time limit of a job")
+    parser.add_argument("--partition", help="partition; default: that of the cluster")
+    parser.add_argument("--account", help="account to charge")
     parser.add_argument(
-        "--partition", help="where jobs are queued; by default where your cluster says"
-    )
-    parser.add_argument("--account", help="on whose account")
-    parser.add_argument(
-        "--interface", help="network that scheduler and workers talk through, such as ib0"
+        "--interface", help="network interface of scheduler and workers, such as ib0"
     )
     parser.add_argument(
         "--job-script", action="store_true", help="print the job script and submit nothing"
     )
     parser.add_argument("command", nargs="*", help="arguments of steptuned")
     arguments = parser.parse_args()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # dask_jobqueue has made Ctrl-C a success
+    # dask_jobqueue replaces the handler by one that exits with success.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with cluster_of(arguments) as cluster:
         if arguments.job_script:
             print(cluster.job_script())
@@ -66,12 +67,12 @@ def main() -> int:
         with subprocess.Popen(command) as steptuned:
             try:
                 return steptuned.wait()
-            except KeyboardInterrupt:  # which it got too
+            except KeyboardInterrupt:  # the subprocess got it too
                 return steptuned.wait()
 
 
 def cluster_of(arguments: argparse.Namespace) -> SLURMCluster:
-    """Workers have one thread, for a run needs a process of its own; further cores of a job are for torch."""
+    """Workers have one thread, since a run needs its own process; more cores are for torch."""
     return SLURMCluster(
         cores=1,
         processes=1,

@@ -1,4 +1,7 @@
-"""Step-Tuned SGD for PyTorch: SGD whose step is tuned by the curvature that a second pass over each mini-batch shows."""
+"""Step-Tuned SGD for PyTorch: SGD with a step tuned by curvature.
+
+A second pass over each mini-batch measures the curvature.
+"""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -16,7 +19,7 @@ from steptuned.schedule import RobbinsMonroLR
 
 try:
     __version__ = version("steptuned")
-except PackageNotFoundError:  # a folder on the path, not installed
+except PackageNotFoundError:  # imported from a folder on the path, not installed
     __version__ = "unknown"
 
 __all__ = [

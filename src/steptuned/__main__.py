@@ -11,7 +11,8 @@ def main() -> None:
         if (error.name or "").startswith("steptuned"):
             raise
         sys.exit(
-            f"steptuned: the laboratory needs more packages ({error.name} is missing): pip install 'steptuned[lab]'"
+            f"steptuned: the laboratory needs more packages ({error.name} is missing): "
+            "pip install 'steptuned[lab]'"
         )
     with closing_process_group():
         app(prog_name="steptuned")

@@ -1,4 +1,4 @@
-"""Whether both passes over a mini-batch are passes of the same function."""
+"""Check that both passes over a mini-batch evaluate the same function."""
 
 import random
 import sys
@@ -9,19 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steptuned.rng import replay
+from steptuned.rng import Replay, replay
 
 TOLERANCE = 1e-5
-"""Gradients that differ by less, relative to their norm, are the same: devices may add in another order each time."""
+"""Gradients whose relative difference is at most this count as equal.
+
+Some devices add in a different order each time.
+"""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What `check` found. True in a condition if both passes are the same function; printed, it is a sentence."""
+    """The result of `check`: true if both passes are the same function. Prints as a sentence."""
 
     same: bool
     difference: float
-    """The norm of the difference of the two gradients, relative to that of the first."""
+    """The norm of the difference between the two gradients, relative to the norm of the first."""
     message: str
 
     def __bool__(self) -> bool:
@@ -36,17 +39,19 @@ def check(
     closure: Callable[[], Any],
     model: torch.nn.Module | None = None,
 ) -> Check:
-    """Call the closure twice at the same point, with the same random numbers, and compare the gradients.
+    """Call the closure twice at the same point with the same random numbers; compare the gradients.
 
-    Step-Tuned SGD compares two gradients of one mini-batch, so whatever differs between the passes besides the parameters is
-    taken for curvature: a mini-batch that the closure draws itself, a hidden state carried on, noise from NumPy. Do this once
-    in a new program, with the first mini-batch; it costs up to four calls of the closure. Parameters, gradients, the model's
-    buffers and the random states of torch, NumPy and Python are afterwards as before.
+    Step-Tuned SGD compares two gradients of one mini-batch. Anything other than the parameters that
+    differs between the passes is mistaken for curvature: a mini-batch drawn inside the closure, a
+    hidden state carried from pass to pass, noise from NumPy. Run this once in a new program, with
+    the first mini-batch; it calls the closure up to four times. Parameters, gradients, the model's
+    buffers, and the random states of torch, NumPy and Python are restored afterwards.
 
     Args:
-        optimizer: its parameters' gradients are compared.
-        closure: zeroes the gradients, computes the loss, back-propagates; or the body of your ``passes()`` loop as a function.
-        model: its buffers are restored, and named if they are what differs.
+        optimizer: the optimizer whose parameters' gradients are compared.
+        closure: zeroes the gradients, computes the loss and back-propagates; or the body of your
+            ``passes()`` loop as a function.
+        model: the model whose buffers are restored, and named if they cause the difference.
 
     Examples:
         >>> import torch, steptuned
@@ -63,66 +68,76 @@ def check(
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [p.grad for p in params]
-    noise, others, buffers = replay(optimizer), _Others(), _Buffers(model)
-
-    def gradients() -> list[Tensor | None]:
-        for p in params:
-            p.grad = None
-        with torch.enable_grad():
-            closure()
-        return [None if p.grad is None else p.grad.detach().clone() for p in params]
-
-    def again(*restore: Any) -> float:
-        for each in (noise, *restore):
-            each.rewind()
-        return _difference(first, gradients())
-
+    noise, other_noise, buffers = replay(optimizer), _OtherNoise(), _Buffers(model)
     try:
-        first = gradients()
-        if all(g is None for g in first):
-            return Check(
-                False, 0.0, "the closure made no gradients: it must back-propagate the loss"
-            )
-        changed = buffers.changed()
-        difference = again()
-        if difference <= TOLERANCE:
-            return Check(True, difference, "both passes are the same function")
-        return Check(False, difference, _reason(difference, again, others, buffers, changed))
+        return _compare(_Passes(params, closure, noise), other_noise, buffers)
     finally:
         for p, g in zip(params, kept, strict=True):
             p.grad = g
-        for each in (noise, others, buffers):
+        for each in (noise, other_noise, buffers):
             each.rewind()
 
 
-def _reason(
-    difference: float,
-    again: Callable[..., float],
-    others: "_Others",
-    buffers: "_Buffers",
-    changed: list[str],
-) -> str:
-    told = (
+class _Passes:
+    """Passes at the same point, with the same random numbers from torch."""
+
+    def __init__(self, params: list[Tensor], closure: Callable[[], Any], noise: Replay) -> None:
+        self._params = params
+        self._closure = closure
+        self._noise = noise
+        self.first = self._gradients()
+
+    def repeat(self, *restore: "_OtherNoise | _Buffers") -> float:
+        """Repeat the pass, and return how much its gradients differ from the first ones."""
+        for each in (self._noise, *restore):
+            each.rewind()
+        return _difference(self.first, self._gradients())
+
+    def _gradients(self) -> list[Tensor | None]:
+        for p in self._params:
+            p.grad = None
+        with torch.enable_grad():
+            self._closure()
+        return [None if p.grad is None else p.grad.detach().clone() for p in self._params]
+
+
+def _compare(passes: _Passes, other_noise: "_OtherNoise", buffers: "_Buffers") -> Check:
+    if all(g is None for g in passes.first):
+        return Check(False, 0.0, "the closure made no gradients: it must back-propagate the loss")
+    changed = buffers.changed()
+    difference = passes.repeat()
+    if difference <= TOLERANCE:
+        return Check(True, difference, "both passes are the same function")
+    return Check(
+        False,
+        difference,
         f"the gradients of two passes at the same point differ by {difference:.2g} of their norm: "
+        + _reason(passes, other_noise, buffers, changed),
     )
-    if again(others) <= TOLERANCE:
+
+
+def _reason(
+    passes: _Passes, other_noise: "_OtherNoise", buffers: "_Buffers", changed: list[str]
+) -> str:
+    if passes.repeat(other_noise) <= TOLERANCE:
         return (
-            told
-            + "noise comes from NumPy or Python's random module, which is not replayed; draw it from torch, or before the passes"
+            "noise comes from NumPy or Python's random module, which is not replayed; "
+            "draw it from torch, or before the passes"
         )
-    if changed and again(others, buffers) <= TOLERANCE:
+    if changed and passes.repeat(other_noise, buffers) <= TOLERANCE:
         return (
-            told
-            + f"the forward pass changes buffers that it uses ({', '.join(changed[:3])}); see steptuned.frozen_statistics"
+            f"the forward pass changes buffers that it uses ({', '.join(changed[:3])}); "
+            "see steptuned.frozen_statistics"
         )
-    return told + (
-        "the closure may draw a mini-batch of its own, carry a hidden state on, or use a random generator of its own; "
-        "draw the mini-batch before the passes and start both from the same state"
+    return (
+        "the closure may draw its own mini-batch, carry a hidden state from call to call, or use a "
+        "random generator of its own; draw the mini-batch before the passes and start both from "
+        "the same state"
     )
 
 
 def _difference(a: list[Tensor | None], b: list[Tensor | None]) -> float:
-    """Relative to the norm of a; infinite where only one of them has a gradient or is not finite."""
+    """|a - b| / |a|; infinite if that is not finite, or if only one of them has some gradient."""
     if any((x is None) != (y is None) for x, y in zip(a, b, strict=True)):
         return float("inf")
     pairs = [
@@ -137,8 +152,8 @@ def _difference(a: list[Tensor | None], b: list[Tensor | None]) -> float:
     return float((away / size) ** 0.5) if size and away == away else float("inf")
 
 
-class _Others:
-    """Random states that are not torch's: those of Python and, where it is used, of NumPy."""
+class _OtherNoise:
+    """The random states of Python and, if it is imported, NumPy."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
@@ -151,7 +166,7 @@ class _Others:
 
 
 class _Buffers:
-    """The buffers of a model, if there is one."""
+    """The buffers of the model, if one is given."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._model = model
@@ -170,7 +185,7 @@ class _Buffers:
             buffer.copy_(self._kept[name])
 
     def _now(self) -> list[tuple[str, Tensor]]:
-        """The buffers that the model has now: a forward pass may put another tensor in the place of one."""
+        """The model's current buffers: a forward pass may replace one by another tensor."""
         return (
             []
             if self._model is None

@@ -1,4 +1,4 @@
-"""Running statistics that the second pass over a mini-batch leaves alone."""
+"""Keep running statistics unchanged in the second pass over a mini-batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +13,13 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 @contextmanager
 def frozen_statistics(model: nn.Module | None) -> Iterator[None]:
-    """Within this block, forward passes of the model leave its running statistics as they are.
+    """Within this block, forward passes of the model do not update its running statistics.
 
-    Both passes over a mini-batch update the statistics of BatchNorm and InstanceNorm and the power iteration of spectral norm.
-    With the second pass in this block only the first one does, and spectral norm is the same function in both passes. What the
-    layers compute in training mode is not changed. Layers of other libraries that keep statistics in buffers are not known here.
+    By default, both passes over a mini-batch update the statistics of BatchNorm and InstanceNorm
+    and the power iteration of spectral norm. With the second pass in this block, only the first
+    pass updates them, and spectral norm is the same function in both passes. The outputs of the
+    layers in training mode do not change. Only torch's own layers are supported, not layers of
+    other libraries that keep statistics in buffers.
 
     ``opt.passes(freeze=model)`` and ``opt.step(closure, freeze=model)`` do this for you.
 
@@ -44,7 +46,7 @@ def frozen_statistics(model: nn.Module | None) -> Iterator[None]:
 
 
 def _switches(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
-    """Objects, attributes, and the values with which nothing is updated."""
+    """Objects, attributes, and the values that turn updates off."""
     for module in model.modules():
         if isinstance(module, _BatchNorm) and module.track_running_stats:
             yield module, "track_running_stats", False

@@ -1,7 +1,7 @@
 """The same random numbers in both passes over a mini-batch.
 
-Step-Tuned SGD takes the difference of two gradients of one function. Dropout, noise layers and the
-like make it a new function at every forward pass, unless both passes draw the same numbers.
+Step-Tuned SGD takes the difference of two gradients of one function. Dropout and noise layers make
+it a different function in every forward pass, unless both passes draw the same random numbers.
 """
 
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Replay:
-    """Remembers torch's random states; `rewind` puts them back.
+    """A snapshot of torch's random states; `rewind` restores them.
 
-    Covered: torch's default generator on the CPU and on the given devices. Not covered: Python's
-    ``random``, NumPy, and generators made by hand (``torch.Generator()``), which no one but their owner can find.
+    Covered: torch's default generators on the CPU and on the given devices. Not covered: Python's
+    ``random``, NumPy, and generators that you created yourself (``torch.Generator()``).
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
@@ -25,13 +25,13 @@ class Replay:
 
     @classmethod
     def of_nothing(cls) -> "Replay":
-        """One that remembers no state, so that `rewind` does nothing."""
+        """An empty snapshot, whose `rewind` does nothing."""
         nothing = cls([])
         nothing._states.clear()
         return nothing
 
     def rewind(self) -> None:
-        """Put the random states back to where they were when this object was made."""
+        """Restore the random states to what they were when this object was created."""
         for name, state in self._states.items():
             if name == "cpu":
                 torch.set_rng_state(state)
@@ -39,24 +39,25 @@ class Replay:
                 torch.get_device_module(torch.device(name)).set_rng_state(state, torch.device(name))
 
     def is_current(self) -> bool:
-        """Whether the random states are those that are remembered: as many numbers were drawn since as were rewound."""
+        """Whether torch's random states now equal those of the snapshot."""
         now = Replay([torch.device(name) for name in self._states])
         return all(torch.equal(state, now._states[name]) for name, state in self._states.items())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The remembered states, for a checkpoint taken between the two passes."""
+        """The states in the snapshot, for a checkpoint saved between the two passes."""
         return dict(self._states)
 
     def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
-        """Remember the states of such a checkpoint instead."""
+        """Replace the snapshot by the states of such a checkpoint."""
         self._states = {name: state.cpu() for name, state in state_dict.items()}
 
 
 def replay(optimizer: torch.optim.Optimizer | None = None) -> Replay:
-    """Remember the random states before the first pass, for the by-hand form of Step-Tuned SGD.
+    """Take a snapshot of the random states before the first pass, for the form by hand.
 
-    With an optimizer: those of the CPU and of every device its parameters are on; nothing if it was made with
-    ``replay_rng=False``. Without: those of the CPU and, where there is one, of the current accelerator.
+    With an optimizer, the snapshot covers the CPU and every device that its parameters are on, or
+    nothing if the optimizer was created with ``replay_rng=False``. Without one, it covers the CPU
+    and the current accelerator, if there is one.
 
     Examples:
         >>> import torch, steptuned

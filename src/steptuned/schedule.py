@@ -9,16 +9,17 @@ from steptuned.optim.arguments import check
 
 
 class RobbinsMonroLR(LRScheduler):
-    r"""Decay the learning rate of any optimizer as $\alpha / q^{1/2+\delta}$, with q = 1 + t // every.
+    r"""Decay the learning rate as $\alpha / q^{1/2+\delta}$, with q = 1 + t // every.
 
-    t is the number of calls of `step`. Called once per epoch, with ``every=1``, this is the schedule with which the
-    paper trains its networks; called once per iteration, it is the one of its algorithms.
+    t is the number of calls of `step`. Called once per epoch, with ``every=1``, this is the
+    schedule with which the paper trains its networks. Called once per iteration, it is the decay
+    of the paper's algorithms.
 
     Args:
-        optimizer: any torch optimizer. Leave ``decay_every`` of a `steptuned.StepTunedSGD` at its default, None: with both, the
-            step would decay twice.
+        optimizer: any torch optimizer. With `steptuned.StepTunedSGD`, leave ``decay_every`` at its
+            default, None; with both, the step would decay twice.
         delta: in [0, 1/2). The paper uses 0.001.
-        every: the number of calls of `step` after which q grows by 1. Need not be an integer.
+        every: q grows by 1 after this many calls of `step`. Need not be an integer.
         last_epoch: the last t; -1 to start.
 
     Examples:

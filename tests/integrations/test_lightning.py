@@ -494,7 +494,7 @@ def test_stochastic_weight_averaging_updates_the_statistics_of_batchnorm(tmp_pat
 
 def test_two_schedules_are_warned_of(tmp_path):
     """Lightning attaches the scheduler; the optimizer notices."""
-    advice = "take decay_every=None to leave it to the scheduler, or do without the scheduler"
+    advice = "use decay_every=None to leave it to the scheduler, or do without the scheduler"
     with pytest.warns(UserWarning, match=f"decay_every=5 and a learning-rate scheduler .*{advice}"):
         trainer_of(tmp_path, StepTuned()).fit(Module(decay_every=5), data())
 

@@ -287,10 +287,8 @@ def test_what_is_not_supported_is_refused(results):
             "ValueError: StepTunedSGD does not support FullyShardedDataParallel"
             in said["FSDP1, its parameters"]
         )
-        assert (
-            "ValueError: this state_dict is spread over ranks in another way" in said["another way"]
-        )
-        assert "ValueError: this state_dict is spread over ranks in another way" in said["and back"]
+        assert "ValueError: this state_dict is sharded in another way" in said["another way"]
+        assert "ValueError: this state_dict is sharded in another way" in said["and back"]
         assert (
             said["Algorithm 1"]
             == "ValueError: StepTunedGD does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"

@@ -1,1 +1,1 @@
-"""Step-Tuned SGD in training frameworks: one module each, which imports its framework and is imported by nobody else."""
+"""Step-Tuned SGD in training frameworks: one module per framework, which only you import."""

@@ -11,7 +11,7 @@ Value = TypeVar("Value", float, Tensor)
 
 
 def measurements(opt: TwoPasses) -> dict[str, Tensor]:
-    """The last iteration, as 0-d tensors on the device. Does not synchronise."""
+    """Values of the last iteration, as 0-d tensors on the device. Does not synchronize."""
     steps = _of_groups("effective_lr", [group["effective_lr"] for group in opt.param_groups])
     if not opt.param_groups[0]["per_group"]:
         return {"gamma": opt.gamma, "curvature": opt.curvature} | steps
@@ -21,7 +21,7 @@ def measurements(opt: TwoPasses) -> dict[str, Tensor]:
 
 
 def summary(opt: TwoPasses) -> dict[str, float]:
-    """The run so far: see `steptuned.StepTunedSGD.stats`. Synchronises with the device."""
+    """Statistics of the run, as in `steptuned.StepTunedSGD.stats`. Waits for the device."""
     if not opt.param_groups[0]["per_group"]:
         return _named(opt.stats())
     each = [_named(opt.stats(i)) for i, _ in enumerate(opt.param_groups)]
@@ -33,7 +33,7 @@ def summary(opt: TwoPasses) -> dict[str, float]:
 
 
 def _of_groups(name: str, values: list[Value]) -> dict[str, Value]:
-    """A value of each group; several are numbered from 1, as by Lightning's LearningRateMonitor."""
+    """One value per group. Several are numbered from 1, as in Lightning's LearningRateMonitor."""
     if len(values) == 1:
         return {name: values[0]}
     return {f"{name}/pg{i}": value for i, value in enumerate(values, start=1)}

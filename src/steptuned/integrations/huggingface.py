@@ -16,12 +16,11 @@ from steptuned.rng import Replay
 
 
 class StepTunedTrainer(Trainer):
-    """A Trainer whose optimizer is `steptuned.StepTunedSGD`, or a `steptuned.StepTuned` you give it.
+    """A Trainer for `steptuned.StepTunedSGD`, or for a `steptuned.StepTuned` that you pass to it.
 
     Each update takes two passes over all of its micro-batches (``gradient_accumulation_steps``),
-    with the same random numbers; with ``tune_every=T``, every T-th update does and the others take
-    one. An update is one ``global_step`` and one step of the scheduler;
-    tokens are counted once.
+    with the same random numbers. With ``tune_every=T``, only every T-th update takes two passes. An
+    update is one ``global_step`` and one step of the scheduler; tokens are counted once.
 
     The logged ``loss`` is from the first pass, ``grad_norm`` from the second. With them, at the
     Trainer's logging interval, come ``gamma``, ``curvature`` and ``effective_lr`` (the learning
@@ -42,7 +41,7 @@ class StepTunedTrainer(Trainer):
     context parallelism, and other optimizers.
 
     Args:
-        freeze_statistics: leave the running statistics of BatchNorm and other layers alone in the
+        freeze_statistics: do not update the running statistics of BatchNorm and other layers in the
             second pass; see `steptuned.frozen_statistics`.
         *args: passed on to the Trainer, as are all other keyword arguments.
     """
@@ -54,7 +53,7 @@ class StepTunedTrainer(Trainer):
         if self.optimizer is not None:
             _inner(self.optimizer)
 
-    # ------------------------------------------------------------------------------------------ the optimizer
+    # ----------------------------------------------------------------------- the optimizer
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, Any]:
@@ -77,7 +76,7 @@ class StepTunedTrainer(Trainer):
         opt = _inner(self.optimizer if optimizer is None else optimizer)
         decay_every = opt.param_groups[0].get("decay_every")
         if not is_given and decay_every is not None:
-            # The optimizer would warn of every scheduler, and the Trainer always makes one.
+            # The optimizer warns of any scheduler, and the Trainer always creates one.
             opt._warned.add("schedule")
             name = SchedulerType(self.args.lr_scheduler_type).value
             if name not in ("constant", "constant_with_warmup"):
@@ -96,7 +95,7 @@ class StepTunedTrainer(Trainer):
     def _step_tuned(self) -> TwoPasses:
         return _inner(self.optimizer)
 
-    # ------------------------------------------------------------------------------------------ the two passes
+    # ---------------------------------------------------------------------- the two passes
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._drop()
@@ -105,7 +104,7 @@ class StepTunedTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
-        """A micro-batch of the first pass; after the last one, all of the second, if there is one."""
+        """Run a micro-batch of the first pass; after the last one, run the second pass."""
         opt = self._step_tuned
         if not opt.needs_second_pass:
             return super().training_step(model, inputs, num_items_in_batch)
@@ -131,7 +130,7 @@ class StepTunedTrainer(Trainer):
                 super().training_step(model, inputs, num_items_in_batch)
 
     def _drop(self) -> None:
-        """Forget an update that was broken off."""
+        """Drop an unfinished update."""
         self._micro_batches = []
         if self.optimizer is not None:
             self._step_tuned.cancel()
@@ -145,26 +144,27 @@ class StepTunedTrainer(Trainer):
 
 
 def _inner(optimizer: Any) -> TwoPasses:
-    """The optimizer inside of what accelerate made of it."""
+    """The optimizer inside accelerate's wrapper."""
     opt = getattr(optimizer, "optimizer", optimizer)
     if not isinstance(opt, TwoPasses):
         raise TypeError(
-            f"StepTunedTrainer trains with StepTunedSGD or StepTuned, got {type(opt).__name__}: use transformers.Trainer for it, "
-            "or wrap it in steptuned.StepTuned"
+            f"StepTunedTrainer trains with StepTunedSGD or StepTuned, got {type(opt).__name__}: "
+            "use transformers.Trainer for it, or wrap it in steptuned.StepTuned"
         )
     return opt
 
 
 def _norm(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """In place of the Trainer's clipping: only the norm it asks for."""
+    """Replaces the Trainer's clipping: only computes the norm."""
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], norm_type)
 
 
 def _refuse(args: TrainingArguments) -> None:
-    """Raise an error for what cannot take two passes, or would measure wrongly."""
+    """Raise an error for options that do not allow two passes, or would distort the measurement."""
     if args.fp16:
         raise ValueError(
-            "StepTunedTrainer does not support fp16, whose GradScaler knows one pass per step: use bf16=True instead"
+            "StepTunedTrainer does not support fp16, whose GradScaler expects one pass per step: "
+            "use bf16=True instead"
         )
     if args.deepspeed:
         raise ValueError(
@@ -176,18 +176,22 @@ def _refuse(args: TrainingArguments) -> None:
         and int(args.fsdp_config.get("version", 2)) < 2
     ):
         raise ValueError(
-            "StepTunedTrainer does not support FSDP 1, whose shards do not tell of what they are part: use FSDP 2"
+            "StepTunedTrainer does not support FSDP 1, whose shards do not tell which part of a "
+            "tensor they are: use FSDP 2"
         )
     if args.parallelism_config is not None and args.parallelism_config.cp_enabled:
         raise ValueError(
-            "StepTunedTrainer does not support context parallelism, which cuts up its inputs: use another parallelism"
+            "StepTunedTrainer does not support context parallelism, which splits up its inputs: "
+            "use another parallelism"
         )
     if args.n_gpu > 1:
         raise ValueError(
-            "StepTunedTrainer does not support several GPUs in one process: start one process per GPU with torchrun"
+            "StepTunedTrainer does not support several GPUs in one process: start one process per "
+            "GPU with torchrun"
         )
     if args.optim != TrainingArguments.default_optim or args.optim_args:
         raise ValueError(
-            f"StepTunedTrainer trains with StepTunedSGD, got optim={str(args.optim)!r}, optim_args={args.optim_args!r}: leave both "
-            "out and give options by optimizer_cls_and_kwargs=(StepTunedSGD, {...})"
+            f"StepTunedTrainer trains with StepTunedSGD, got optim={str(args.optim)!r}, "
+            f"optim_args={args.optim_args!r}: leave both out and pass options by "
+            "optimizer_cls_and_kwargs=(StepTunedSGD, {...})"
         )

@@ -59,7 +59,7 @@ class StepTuned(Callback):
       ``configure_gradient_clipping`` of your own, and fp16 without `StepTunedMixedPrecision`.
 
     Args:
-        freeze_statistics: leave the running statistics of BatchNorm and other layers alone in the
+        freeze_statistics: do not update the running statistics of BatchNorm and other layers in the
             second pass; see `steptuned.frozen_statistics`. Applies to automatic optimization and to
             ``step(closure)`` in manual optimization. For ``passes()``, use ``passes(freeze=self)``.
     """
@@ -71,21 +71,21 @@ class StepTuned(Callback):
         self._noise: list[dict[str, Tensor]] | None = None
         self._clip_val: Any = None
 
-    # ------------------------------------------------------------------------------------------ what is made right
+    # ----------------------------------------------------------------- adapting the Trainer
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._optimizers = [opt for opt in trainer.optimizers if _is_ours(opt)]
         if not self._optimizers:
             raise ValueError(
-                "the callback StepTuned found no StepTunedSGD and no steptuned.StepTuned: return one from "
-                "configure_optimizers(), or leave it out"
+                "the callback StepTuned found no StepTunedSGD and no steptuned.StepTuned: return "
+                "one from configure_optimizers(), or remove the callback"
             )
         self._refuse(trainer, pl_module)
         if self.freeze_statistics:
             freeze = partial(_freeze, pl_module)
             self._hooks = [opt.register_step_pre_hook(freeze) for opt in self._optimizers]
         pl_module.log = partial(self._log_first_pass, pl_module.log)  # type: ignore[method-assign]
-        self._restore_noise()  # the order of the next epoch is drawn from it
+        self._restore_noise()  # determines the order of the next epoch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clip_val, trainer.gradient_clip_val = trainer.gradient_clip_val, None
@@ -131,7 +131,7 @@ class StepTuned(Callback):
         optimizer: Any,
         optimizer_closure: Callable[[], Any],
     ) -> None:
-        """Take over from ``LightningModule.optimizer_step`` where there is no backward."""
+        """Replaces ``LightningModule.optimizer_step``, to support steps without a backward."""
         if trainer.fit_loop._skip_backward:
             optimizer_closure()  # a forward pass of StochasticWeightAveraging, see below
             return
@@ -150,7 +150,8 @@ class StepTuned(Callback):
         ):
             raise ValueError(
                 "precision='16-mixed' takes one pass per step: use 'bf16-mixed', or "
-                "Trainer(plugins=[StepTunedMixedPrecision('16-mixed', device)]) from steptuned.integrations.lightning"
+                "Trainer(plugins=[StepTunedMixedPrecision('16-mixed', device)]) from "
+                "steptuned.integrations.lightning"
             )
         if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
             raise ValueError(
@@ -161,7 +162,8 @@ class StepTuned(Callback):
             != "LightningModule.configure_gradient_clipping"
         ):
             raise ValueError(
-                "configure_gradient_clipping() would change the measured curvature: remove it and give StepTunedSGD max_grad_norm"
+                "configure_gradient_clipping() would change the measured curvature: remove it and "
+                "give StepTunedSGD max_grad_norm"
             )
 
     def on_train_batch_start(
@@ -173,14 +175,16 @@ class StepTuned(Callback):
         accumulates = trainer.accumulate_grad_batches != 1 and not averages
         if accumulates and pl_module.automatic_optimization:
             raise ValueError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} would take only the last mini-batch twice: use a "
-                "larger batch size, or manual optimisation with a closure over all of them"
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} would take only the "
+                "last mini-batch twice: use a larger batch size, or manual optimization with a "
+                "closure over all of them"
             )
         if batch_idx > 0:
-            self._restore_noise()  # a loader made anew in the middle of an epoch has drawn numbers that were drawn before
+            # A loader that was created in the middle of an epoch has drawn random numbers again.
+            self._restore_noise()
         self._noise = None
 
-    # ------------------------------------------------------------------------------------------ what is logged
+    # -------------------------------------------------------------------------------- logging
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         is_logged = trainer._logger_connector.should_update_logs
@@ -200,10 +204,10 @@ class StepTuned(Callback):
             return [("step_tuned", self._optimizers[0])]
         return [(f"step_tuned_{i}", opt) for i, opt in enumerate(self._optimizers)]
 
-    # ------------------------------------------------------------------------------------------ checkpoints
+    # ---------------------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The random states of all ranks; all of them must be here."""
+        """The random states of all ranks. All ranks must call this together."""
         if not self._optimizers:
             return {}
         mine = replay(self._optimizers[0]).state_dict()

@@ -1,4 +1,4 @@
-"""What the optimizers' arguments may be, and the sentences that say so."""
+"""Valid values of the optimizers' arguments, and the error messages."""
 
 import math
 import numbers
@@ -27,7 +27,7 @@ def _positive(value: Any) -> bool:
 def _lr(value: Any) -> bool:
     if not isinstance(value, Tensor):
         return _non_negative(value)
-    # The value of a tensor on an accelerator is not looked at.
+    # The value of a tensor on an accelerator is not checked: reading it would synchronize.
     return (
         value.numel() == 1
         and not value.is_complex()
@@ -45,10 +45,10 @@ def _bounds(value: Any) -> bool:
 
 
 OF_ALL_GROUPS = ("delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every", "per_group")
-"""Options that must agree between parameter groups."""
+"""Options that must be the same for all parameter groups."""
 
 OF_GAMMA = ("nu", "beta", "bounds", "relative")
-"""Options that must agree too, unless each group has a gamma of its own."""
+"""Options that must be the same too, unless each group has its own gamma."""
 
 VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lr": (_lr, "a finite number at least 0, or a tensor of one such number"),
@@ -85,7 +85,7 @@ VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check(**arguments: Any) -> None:
-    """Raise a ValueError for the first argument that is not valid."""
+    """Raise a ValueError for the first invalid argument."""
     for name, value in arguments.items():
         valid, what = VALID[name]
         if not valid(value):
@@ -93,10 +93,10 @@ def check(**arguments: Any) -> None:
 
 
 def check_params(group: dict[str, Any], name: str) -> None:
-    """Refuse parameters of a kind that no optimizer here can move."""
+    """Raise an error for complex parameters, which no optimizer here supports."""
     if any(p.is_complex() for p in group["params"]):
         raise ValueError(
-            f"{name} does not support complex parameters: optimise torch.view_as_real(p) instead"
+            f"{name} does not support complex parameters: optimize torch.view_as_real(p) instead"
         )
 
 
@@ -106,9 +106,12 @@ def scalar(lr: float | Tensor) -> float | Tensor:
 
 
 def check_group(group: Any, optimizer: torch.optim.Optimizer, shared: Iterable[str]) -> None:
-    """Check the options of a parameter group that is about to be added; the shared ones must agree with those of the first."""
+    """Check the options of a new parameter group.
+
+    The shared options must be the same as in the first group.
+    """
     if not isinstance(group, dict):
-        return  # torch says so
+        return  # torch raises the error
     if isinstance(group.get("bounds"), list):
         group["bounds"] = tuple(group["bounds"])
     options = {
@@ -131,18 +134,18 @@ def refuse_other(name: str, first: dict[str, Any], what: str) -> None:
 
 
 def shared_options(first: dict[str, Any]) -> tuple[str, ...]:
-    """The options that all groups have in common, given the first of them."""
+    """The options that must be the same for all groups, given the first group."""
     return OF_ALL_GROUPS if first["per_group"] else OF_ALL_GROUPS + OF_GAMMA
 
 
 def tuned_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The groups that have a gamma of their own: all, or the first, whose gamma is that of all."""
+    """The groups with their own gamma: all of them, or the first, whose gamma all groups share."""
     groups = optimizer.param_groups
     return groups if groups[0]["per_group"] else groups[:1]
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the user's code, however deep in torch and here the warning arises."""
+    """Issue a warning that points to the user's code, not to torch or this package."""
     inner = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and (

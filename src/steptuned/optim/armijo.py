@@ -1,4 +1,4 @@
-"""Gradient descent with Armijo's line search, which the paper compares with Algorithm 1."""
+"""Gradient descent with Armijo line search, which the paper compares with Algorithm 1."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,19 +13,22 @@ from steptuned.optim.arguments import check, check_group, check_params
 
 
 class ArmijoGD(Optimizer):
-    r"""Gradient descent with backtracking: the first t of lr, lr shrink, lr shrink^2, ... that satisfies
+    r"""Gradient descent with Armijo line search by backtracking.
+
+    The step t is the first of lr, lr shrink, lr shrink^2, ... that satisfies
 
     $$J(\theta - t \nabla J(\theta)) \le J(\theta) - \mathrm{slope}\; t\, |\nabla J(\theta)|^2.$$
 
-    Where none of ``max_backtracks + 1`` trials does, the parameters stay where they are. One back-propagation an iteration and
-    one evaluation of J a trial, which `evaluations` counts.
+    If none of ``max_backtracks + 1`` trials does, the parameters do not move. An iteration takes
+    one back-propagation, and one evaluation of J per trial, which `evaluations` counts.
 
     Args:
-        params: parameters or groups of them. With different ``lr``, t is one factor for all of them, from 1 on.
+        params: parameters or parameter groups. If they have different ``lr``, all learning rates
+            are multiplied by the same factor 1, shrink, shrink^2, ...
         lr: the first trial.
-        slope: share of the decrease promised by the gradient that is asked for, in (0, 1).
+        slope: the required share of the decrease that the gradient predicts, in (0, 1).
         shrink: factor from one trial to the next, in (0, 1).
-        max_backtracks: trials after the first.
+        max_backtracks: maximum number of trials after the first.
     """
 
     def __init__(
@@ -50,21 +53,22 @@ class ArmijoGD(Optimizer):
 
     @property
     def evaluations(self) -> int:
-        """How often J was evaluated, the evaluation of each back-propagation included."""
+        """How often J was evaluated, including the evaluation of each back-propagation."""
         return self.param_groups[0]["evaluations"]
 
     @property
     def scale(self) -> float:
-        """What the last search multiplied lr with: shrink^trials, or 0 where it found nothing."""
+        """What the last search multiplied lr by: shrink^backtracks, or 0 if every trial failed."""
         return self.param_groups[0]["scale"]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any], value: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One iteration.
+        """Run one iteration.
 
         Args:
             closure: zeroes the gradients, computes the loss, back-propagates and returns the loss.
-            value: returns the loss only; by default the closure serves for that too, at the cost of its back-propagation.
+            value: returns the loss without back-propagating. By default the closure is used for the
+                trials too, at the cost of its back-propagations.
         """
         first = self.param_groups[0]
         with torch.enable_grad():
@@ -90,7 +94,7 @@ class ArmijoGD(Optimizer):
                     break
                 scale *= first["shrink"]
         finally:
-            if not first["scale"]:  # no trial was good enough, or one failed
+            if not first["scale"]:  # no trial succeeded, or one raised an error
                 for p, theta, _, _ in moves:
                     p.copy_(theta)
         for p, _, _, g in moves:

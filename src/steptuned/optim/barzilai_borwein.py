@@ -1,4 +1,4 @@
-"""The method of Barzilai and Borwein with absolute values, which the paper compares with Algorithm 1."""
+"""Barzilai-Borwein with absolute values, which the paper compares with Algorithm 1."""
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -8,13 +8,14 @@ from steptuned.optim.gradient_variation import GradientVariation
 
 
 class BarzilaiBorweinGD(GradientVariation):
-    r"""Gradient descent with the step $\mathrm{lr}\,|\Delta\theta_k|^2 / |\langle \Delta g_k, \Delta\theta_k \rangle|$.
+    r"""Gradient descent with the Barzilai-Borwein step, in absolute value.
 
-    For gradients without noise; neither clipped nor decayed. Where the curvature is exactly zero the quotient is infinite and
-    the step of the iteration before is taken again. One back-propagation an iteration.
+    The step is $\mathrm{lr}\,|\Delta\theta_k|^2 / |\langle \Delta g_k, \Delta\theta_k \rangle|$,
+    neither clipped nor decayed, for exact gradients. If the curvature is exactly zero, the previous
+    gamma is used again. One back-propagation per iteration.
 
     Args:
-        params: parameters or groups of them, which may have their own ``lr``.
+        params: parameters or parameter groups, which may have their own ``lr``.
         lr: the scaling factor alpha.
     """
 

@@ -1,4 +1,4 @@
-"""Parameters that are worked on together, and what of their gradients enters the arithmetic."""
+"""Lists of parameters that are updated together, and the gradients used for the update."""
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
 
 LARGE = 1 << 16
-"""A tensor on the CPU with at least this many elements is worked on in chunks."""
+"""A tensor on the CPU with at least this many elements is updated in chunks."""
 
 FULL = 1 << 24
-"""Lists of tensors are worked on about so many elements at a time, which bounds the memory for what is in between."""
+"""Lists of tensors hold about this many elements, which limits the memory for temporaries."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Parameters of one group, device, precision and place, their gradients and, where they have one, their states.
+    """Parameters of one group, device, precision and place, with their gradients and states.
 
-    Of sharded parameters and gradients these are the parts that this rank has; ``owners`` are the parameters as the user has them.
+    For sharded parameters, ``params`` and ``grads`` are this rank's shards; ``owners`` are the
+    user's parameters.
     """
 
     group: dict[str, Any]
@@ -64,7 +65,7 @@ class Bucket:
         return Bucket(self.group, self.in_chunks, self.by_kernel, self.place)
 
     def held(self, name: str) -> list[Tensor]:
-        """G, g0 or the displacement, what this rank has of them."""
+        """This rank's shards of G, g0 or the displacement."""
         if name == "g0" and not self.by_kernel:
             return [g0_of(state, p) for state, p in zip(self.states, self.params, strict=True)]
         if PLAIN.issuperset(map(type, self.owners)):
@@ -73,7 +74,7 @@ class Bucket:
 
     @property
     def sign(self) -> float:
-        """Of the gradient in that of J, and what unscales it."""
+        """The factor of the gradient in the gradient of J: its sign, and what unscales it."""
         return -self.unscale if self.group["maximize"] else self.unscale
 
     @property
@@ -85,7 +86,10 @@ class Bucket:
         return is_low_precision(self.params[0])
 
     def gradient_of_J(self, scaling: Scaling | None) -> list[Tensor]:
-        """The gradients unscaled, signed, with weight decay, zero in a pass that overflowed. Themselves, where nothing is to do."""
+        """The gradients unscaled, signed and with weight decay; zero in a pass that overflowed.
+
+        Where nothing changes, these are the gradients themselves, not copies.
+        """
         group, params, grads = self.group, self.params, self.grads
         dtype = precision(params[0])
         if any(g.dtype != dtype for g in grads):
@@ -103,7 +107,7 @@ class Bucket:
 
 
 def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
-    """The parameters that have a gradient, in lists of one group, device, precision and way to work."""
+    """The parameters with a gradient, in lists of one group, device, precision and code path."""
     if scaling is None:
         known = _gather_again(opt)
         if known:
@@ -119,7 +123,8 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
                 continue
             if g.layout is not torch.strided:
                 raise RuntimeError(
-                    "StepTunedSGD does not support sparse gradients: make the layer's gradients dense"
+                    "StepTunedSGD does not support sparse gradients: "
+                    "make the layer's gradients dense"
                 )
             state = opt.state.get(p, {})
             if state:
@@ -154,21 +159,21 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
 
 
 def is_sound(opt: "TwoPasses", scaling: Scaling) -> bool:
-    """Whether the host knows that no pass of this iteration has overflowed so far."""
+    """Whether the host knows, without synchronizing, that this iteration has not overflowed."""
     found_inf, first = scaling.found_inf, opt.param_groups[0]
     if not (found_inf.is_cpu and first["sound"].is_cpu):
         return False
     return not found_inf.item() and (not first["pending"] or first["sound"].item())
 
 
-# ------------------------------------------------------------------------------------------ the same parameters as before
+# --------------------------------------------------------------- the same parameters as before
 
 
 class Known(NamedTuple):
-    """Buckets for the kernel as they were gathered last, without what every pass brings anew."""
+    """The last buckets for the kernel, without what is new in every pass."""
 
     ids: list[int]
-    """Of all parameters, in order."""
+    """The ids of all parameters, in order."""
     buckets: list[Bucket]
     G: list[list[Tensor]]
 
@@ -181,7 +186,7 @@ GRAD, IS_CPU, DTYPE = (
 
 
 def _remember(opt: "TwoPasses", buckets: list[Bucket]) -> None:
-    """Keep the buckets, if they hold all parameters in order, and these are plain tensors that have their state."""
+    """Keep the buckets if they hold all parameters in order, as plain tensors with a state."""
     ids = [id(p) for p in params_of(opt)]
     if (
         ids == [id(p) for b in buckets for p in b.owners] == [*map(id, opt.state)]
@@ -198,9 +203,10 @@ def _remember(opt: "TwoPasses", buckets: list[Bucket]) -> None:
 
 
 def _gather_again(opt: "TwoPasses") -> list[Bucket]:
-    """The same parameters as in the last pass with their new gradients; nothing, if anything else has changed.
+    """The buckets of the last pass with new gradients, or none if anything else has changed.
 
-    With many small tensors, gathering costs more than the arithmetic: here each tensor is asked as little as possible.
+    With many small tensors, gathering costs more than the arithmetic, so this checks as little as
+    possible per tensor.
     """
     known = _known.get(opt)
     if (
@@ -222,7 +228,7 @@ def _gather_again(opt: "TwoPasses") -> list[Bucket]:
 
 
 def _is_as_before(bucket: Bucket, G: list[Tensor]) -> bool:
-    """Whether new gradients are fit for the kernel, and parameters and states are what they were."""
+    """Whether the kernel supports the new gradients, and parameters and states have not changed."""
     params, grads, states = bucket.params, bucket.grads, bucket.states
     assert bucket.workspace is not None
     held = {state.get("held") for state in states}
@@ -236,12 +242,12 @@ def _is_as_before(bucket: Bucket, G: list[Tensor]) -> bool:
         and bucket.workspace.is_current()
         and all(map(is_, G, [state.get("G") for state in states]))
         and len(held) == 1
-        and held.isdisjoint({1})  # a g0 that the kernel did not leave there
+        and held.isdisjoint({1})  # a g0 that the kernel did not store
     )
 
 
 def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
-    """Whether this parameter, or this rank's part of it, can be worked on in chunks of flat memory."""
+    """Whether this parameter, or this rank's shard, can be updated in chunks of flat memory."""
     if p.numel() < LARGE or p.device.type != "cpu" or p.dtype != g.dtype or is_low_precision(p):
         return False
     parts = [
@@ -254,7 +260,7 @@ def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
 
 
 def fits_kernel(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
-    """Whether this parameter, or this rank's part of it, and all that goes with it can be worked on by the kernel."""
+    """Whether the kernel can update this parameter, or this rank's shard, with all its tensors."""
     dtype = p.dtype
     if kernel_for(dtype) is None or "displacement" in state:
         return False
@@ -275,19 +281,19 @@ def fits_kernel(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
 
 
 def g0_of(state: dict[str, Any], p: Tensor) -> Tensor:
-    """What this rank has of g0, with the weight decay and the sign that a gradient held as it is lacks."""
+    """This rank's shard of g0. A raw gradient gets its sign and weight decay here."""
     g0, held = local(state["g0"]), state["held"]
     return held.g0(g0, local(p)) if isinstance(held, RawGradient) else g0
 
 
 def keep_up(state: dict[str, Any], p: Tensor) -> None:
-    """Let G follow a parameter that was moved to another device or made of another precision."""
+    """Move G along with a parameter whose device or precision has changed."""
     if state["held"] and (
         state["g0"].dtype != precision(p) or ("displacement" in state) != is_low_precision(p)
     ):
         raise RuntimeError(
-            f"a parameter was cast to {p.dtype} between the two passes, so its gradients cannot be compared: cast the model "
-            "before the first pass, after opt.cancel()"
+            f"a parameter was cast to {p.dtype} between the two passes, so its gradients cannot be "
+            "compared: cast the model before the first pass, after opt.cancel()"
         )
     G = state["G"]
     if G.device != p.device or G.dtype != precision(p):
@@ -295,12 +301,12 @@ def keep_up(state: dict[str, Any], p: Tensor) -> None:
 
 
 def params_of(opt: torch.optim.Optimizer) -> list[Tensor]:
-    """All parameters, group by group."""
+    """All parameters, in the order of their groups."""
     return [p for group in opt.param_groups for p in group["params"]]
 
 
 def precision(p: Tensor) -> torch.dtype:
-    """That of G and of inner products: float32 or better."""
+    """The precision of G and of inner products: float32 or better."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
@@ -309,5 +315,5 @@ def is_low_precision(p: Tensor) -> bool:
 
 
 def owns_memory(g: Tensor) -> bool:
-    """Whether no one else writes where this gradient lies, as DDP does into its buckets, of which gradients can be views."""
+    """Whether this gradient has its own memory. Under DDP it can be a view of a bucket."""
     return not g._is_view() and g.untyped_storage().nbytes() == g.numel() * g.element_size()

@@ -1,9 +1,10 @@
 """The arithmetic of one iteration of Step-Tuned SGD, on flat lists of tensors.
 
-``first_pass`` and ``second_pass`` are the plain form: lists of tensors and 0-d tensors in, changed in place, no
-branch on a value, so they need no synchronisation on an accelerator and compile to one graph each.
-The ``..._in_chunks`` twins compute the same for large tensors on the CPU, where memory traffic is the cost: all that
-is done with a chunk is done while it is in the cache. There a look at a value is free, so they look.
+``first_pass`` and ``second_pass`` are the plain form. They take lists of tensors and 0-d tensors,
+change them in place and never branch on a value, so they do not synchronize on an accelerator and
+each compiles to one graph. The ``..._in_chunks`` versions compute the same for large tensors on the
+CPU, where memory traffic dominates: they finish each chunk while it is in the cache. Reading a
+value is free there, so they branch on values.
 """
 
 import math
@@ -14,7 +15,7 @@ from torch import Tensor
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
 CHUNK = 1 << 18
-"""Elements of a tensor that are worked on at a time: large enough to occupy two threads, small enough for the cache."""
+"""Elements per chunk: large enough to occupy two threads, small enough for the cache."""
 
 
 def first_pass(params: Tensors, grads: Tensors, step: Tensor) -> None:
@@ -35,9 +36,9 @@ def second_pass(
 ) -> Tensor:
     """theta_{k+1} = theta_{k+1/2} - step g1 and G_k = beta G_{k-1} + (1 - beta) scale (g1 - g0).
 
-    Returns <G_k, direction> and |direction|^2.
-    Where scale (g1 - g0) is not finite, or too large for its square to be, it counts as zero in G, and the inner product is
-    nan. Where ``valid``, a 0-d truth value, is given and false, G stays as it was.
+    Returns <G_k, direction> and |direction|^2. If the square of scale (g1 - g0) is not finite, the
+    difference counts as zero in G, and the inner product is nan. If ``valid``, a 0-d boolean
+    tensor, is given and false, G does not change.
     """
     dg: Tensors = torch._foreach_sub(grads, g0)
     add_scaled(params, grads, -step)
@@ -59,7 +60,10 @@ def second_pass(
 def first_pass_in_chunks(
     params: Tensors, grads: Tensors, g0: Tensors, step: Tensor, weight_decay: float
 ) -> None:
-    """`first_pass` with g0 = gradient + weight_decay theta_k, written into ``g0`` unless that is the gradient itself."""
+    """`first_pass` with g0 = gradient + weight_decay theta_k.
+
+    It is written into ``g0``, unless that is the gradient itself.
+    """
     alpha = -step.item()
     for p, grad, held in zip(params, grads, g0, strict=True):
         for p_, grad_, g0_ in zip(*(_chunks(t) for t in (p, grad, held)), strict=True):
@@ -99,7 +103,7 @@ def second_pass_in_chunks(
 
 
 def add_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:
-    """x += factor y, with a factor that may live on an accelerator."""
+    """x += factor y, where the factor may be on an accelerator."""
     if _on_host(xs):
         torch._foreach_add_(xs, ys, alpha=factor.item())
     else:
@@ -107,7 +111,7 @@ def add_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:
 
 
 def fade(G: Tensor, beta: float, valid: Tensor | None) -> None:
-    """G_k = beta G_{k-1}: what is left of `second_pass` for a parameter that lacks a gradient."""
+    """G_k = beta G_{k-1}: what `second_pass` does for a parameter without a gradient."""
     if valid is None:
         G.mul_(beta)
     else:
@@ -115,12 +119,12 @@ def fade(G: Tensor, beta: float, valid: Tensor | None) -> None:
 
 
 def square(xs: Tensors) -> Tensor:
-    """|x|^2 over a list, each tensor's share added up in double precision where the device has it."""
+    """|x|^2 over a list, summed in double precision if the device supports it."""
     return torch.stack(torch._foreach_norm(xs)).to(scalar_dtype(xs[0].device)).square().sum()
 
 
 def inner(xs: Tensors, ys: Tensors) -> Tensor:
-    """<x, y> over two lists, likewise."""
+    """<x, y> over two lists, summed in the same way."""
     products, dtype = torch._foreach_mul(xs, ys), scalar_dtype(xs[0].device)
     if _on_host(xs):
         return torch.stack([t.sum() for t in products]).to(dtype).sum()
@@ -128,29 +132,29 @@ def inner(xs: Tensors, ys: Tensors) -> Tensor:
 
 
 def is_finite(x: Tensor) -> Tensor:
-    """`torch.isfinite` of a 0-d tensor in two operations instead of four."""
+    """`torch.isfinite` of a 0-d tensor, in two operations instead of four."""
     return x - x == 0
 
 
 def _zero_unless(finite: Tensor, xs: Tensors) -> Tensors:
-    """The tensors themselves, or zeros, whatever was in them: nan times zero is not zero."""
+    """The tensors if ``finite``, else zeros. Multiplying is not enough: nan times zero is nan."""
     joined = _joined(xs).nan_to_num_(0.0, 0.0, 0.0).mul_(finite)
     parts = joined.split([x.numel() for x in xs])
     return [part.as_strided(x.shape, x.stride()) for part, x in zip(parts, xs, strict=True)]
 
 
 def _joined(xs: Tensors) -> Tensor:
-    """The elements of freshly computed tensors, which have no holes, as they lie in memory."""
+    """The elements of freshly computed (so dense) tensors, in the order of their memory."""
     return torch.cat([x.as_strided((x.numel(),), (1,)) for x in xs])
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:
-    """The precision of gamma and of sums: double, but on Apple's GPUs, which have none."""
+    """The precision of gamma and of sums: double, except on MPS, which does not support it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def same_layout(*tensors: Tensor) -> bool:
-    """Whether the tensors' elements lie in memory without holes and in the same order, so that flat views match."""
+    """Whether the tensors are dense in memory and in the same order, so that flat views match."""
     return any(
         all(t.is_contiguous(memory_format=order) for t in tensors)
         for order in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
@@ -160,7 +164,7 @@ def same_layout(*tensors: Tensor) -> bool:
 
 
 def _on_host(tensors: Tensors) -> bool:
-    """Whether a look at a value is free: neither an accelerator has to be waited for, nor a graph to be broken."""
+    """Whether reading a value is free: it neither waits for an accelerator nor breaks a graph."""
     return tensors[0].device.type == "cpu" and not torch.compiler.is_compiling()
 
 

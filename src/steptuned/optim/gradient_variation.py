@@ -1,4 +1,7 @@
-"""Algorithms 3 to 5 of the paper, which differ in where the variation of the gradient comes from; and their common base."""
+"""Algorithms 3 to 5 of the paper, and the base class of Algorithms 1 and 3 to 5.
+
+They differ in where the variation of the gradient comes from.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,16 +16,17 @@ from steptuned.optim import sharded
 from steptuned.optim.arguments import check, check_group, check_params, scalar
 
 Vector = Sequence[Tensor]
-"""A vector of the parameter space: one tensor for each parameter, in their order."""
+"""A vector in parameter space: one tensor per parameter, in the same order."""
 
 
 class GradientVariation(Optimizer):
-    r"""Gradient descent with the step $\mathrm{lr}\,\gamma_k$, gamma measured over the last displacement.
+    r"""Gradient descent with the step $\mathrm{lr}\,\gamma_k$, tuned along the last displacement.
 
     Iteration k measures $\gamma_k = |\Delta\theta_k|^2 / \langle G_k, \Delta\theta_k \rangle$ with
-    $\Delta\theta_k = \theta_k - \theta_{k-1}$; the first has $\gamma_0 = 1$. A subclass says what $G_k$ is,
-    and what becomes of the quotient. One back-propagation an iteration, used as any torch optimizer. A parameter without a
-    gradient has a zero gradient. A measurement that is not finite is ignored, and gamma kept.
+    $\Delta\theta_k = \theta_k - \theta_{k-1}$; the first has $\gamma_0 = 1$. A subclass defines
+    $G_k$, and how gamma is clipped and decayed. Used like any torch optimizer, with one
+    back-propagation per iteration. A missing gradient counts as zero. A measurement that is not
+    finite is ignored, and gamma stays as it was.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
@@ -35,16 +39,15 @@ class GradientVariation(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         first = self.param_groups[0]
-        if (
-            "raw_gamma" not in first and "gamma" in first
-        ):  # a state of a version that had the curvature in another unit
+        # Older versions stored the curvature in another unit.
+        if "raw_gamma" not in first and "gamma" in first:
             first["raw_gamma"] = first["curvature"] = torch.full_like(first["gamma"], torch.nan)
         for group in self.param_groups:
             if "step" in group:
                 group["effective_lr"] = group.pop("step")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, which may have its own ``lr``; its parameters have not moved yet."""
+        """Add a parameter group, which may have its own ``lr``."""
         check_group(param_group, self, self.defaults.keys() & {"nu", "bounds", "delta"})
         super().add_param_group(param_group)
         check_params(self.param_groups[-1], type(self).__name__)
@@ -57,17 +60,20 @@ class GradientVariation(Optimizer):
 
     @property
     def raw_gamma(self) -> Tensor:
-        """The gamma of the last step before clipping, nu where the curvature is not positive; nan before there is one."""
+        """The gamma of the last step before clipping; nan before the first measurement.
+
+        It is nu where the curvature is not positive.
+        """
         return self.param_groups[0]["raw_gamma"].clone()
 
     @property
     def curvature(self) -> Tensor:
-        """The curvature along the last displacement, <G, dtheta> / |dtheta|^2; nan before there is one."""
+        """The curvature along the last displacement, <G, dtheta> / |dtheta|^2; nan before that."""
         return self.param_groups[0]["curvature"].clone()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One iteration, with the gradients that are there or those that the closure makes.
+        """Run one iteration, with the current gradients or those that the closure computes.
 
         Args:
             closure: zeroes the gradients, computes the loss, back-propagates and returns the loss.
@@ -81,11 +87,12 @@ class GradientVariation(Optimizer):
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
         if any(g.layout is not torch.strided for g in gradient):
             raise RuntimeError(
-                f"{type(self).__name__} does not support sparse gradients: make the layer's gradients dense"
+                f"{type(self).__name__} does not support sparse gradients: make the layer's "
+                "gradients dense"
             )
         observed = self._observe(gradient)
         for p, o in zip(params, observed, strict=True):
-            if not self.state[p]:  # the first iteration of this parameter: it has not moved
+            if not self.state[p]:  # this parameter has not moved yet
                 self.state[p].update(displacement=torch.zeros_like(p), observed=o)
         if first["k"] > 0:
             displacement = [self.state[p]["displacement"] for p in params]
@@ -112,7 +119,7 @@ class GradientVariation(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _observe(self, gradient: Vector) -> Vector:
-        """What is observed at theta_k, to be compared with what was observed at theta_{k-1}."""
+        """What is observed at theta_k, to be compared with the observation at theta_{k-1}."""
         return gradient
 
     def _variation(self, observed: Vector, before: Vector) -> Vector:
@@ -132,14 +139,15 @@ class GradientVariation(Optimizer):
 class StochasticGV(GradientVariation):
     r"""Algorithm 3: G is the difference of two mini-batch gradients.
 
-    That is $\nabla J_{B_k}(\theta_k) - \nabla J_{B_{k-1}}(\theta_{k-1})$, so one back-propagation an iteration is enough.
-    The step is $\mathrm{lr}\,\gamma_k / (k+1)^{1/2+\delta}$, with gamma clipped to the bounds [m, M].
+    That is $\nabla J_{B_k}(\theta_k) - \nabla J_{B_{k-1}}(\theta_{k-1})$, so one back-propagation
+    per iteration is enough. The step is $\mathrm{lr}\,\gamma_k / (k+1)^{1/2+\delta}$, with gamma
+    clipped to the bounds [m, M].
 
     Args:
-        params: parameters or groups of them, which may have their own ``lr``.
+        params: parameters or parameter groups, which may have their own ``lr``.
         lr: the scaling factor alpha.
         nu: gamma where the curvature is not positive.
-        bounds: (m, M), between which gamma is kept.
+        bounds: (m, M); gamma is clipped to this interval.
         delta: exponent of the decay beyond 1/2.
     """
 
@@ -160,8 +168,8 @@ class StochasticGV(GradientVariation):
         return rule.robbins_monro(float(k), self.param_groups[0]["delta"], 1)
 
 
-class _Asking(StochasticGV):
-    """A method that asks the problem for a vector at the current parameters."""
+class _CallbackGV(StochasticGV):
+    """A method that calls a function of the problem for a vector at the current parameters."""
 
     def __init__(self, params: ParamsT, ask: Callable[[], Vector], **options: Any) -> None:
         super().__init__(params, **options)
@@ -173,23 +181,24 @@ class _Asking(StochasticGV):
     def _observe(self, gradient: Vector) -> Vector:
         with torch.enable_grad():
             answer = [t.detach() for t in self._ask()]
-        shapes, expected = (
-            [tuple(t.shape) for t in answer],
-            [tuple(p.shape) for p in self._params()],
-        )
+        shapes = [tuple(t.shape) for t in answer]
+        expected = [tuple(p.shape) for p in self._params()]
         if shapes != expected:
             raise ValueError(
-                f"the vector given to {type(self).__name__} must have a tensor of each shape {expected}, got {shapes}"
+                f"the vector given to {type(self).__name__} must have a tensor of each shape "
+                f"{expected}, got {shapes}"
             )
         return answer
 
 
-class ExactGV(_Asking):
-    r"""Algorithm 4: G is the difference of two full gradients, $\nabla J(\theta_k) - \nabla J(\theta_{k-1})$.
+class ExactGV(_CallbackGV):
+    r"""Algorithm 4: G is the difference of two full gradients.
+
+    That is $\nabla J(\theta_k) - \nabla J(\theta_{k-1})$.
 
     Args:
-        params: parameters or groups of them, which may have their own ``lr``.
-        full_gradient: called at theta_k, returns the gradient of J there, a tensor for each parameter.
+        params: parameters or parameter groups, which may have their own ``lr``.
+        full_gradient: called at theta_k; returns the gradient of J there, one tensor per parameter.
         **options: ``lr``, ``nu``, ``bounds`` and ``delta``, as for `StochasticGV`.
     """
 
@@ -199,20 +208,20 @@ class ExactGV(_Asking):
         super().__init__(params, full_gradient, **options)
 
 
-class ExpectedGV(_Asking):
+class ExpectedGV(_CallbackGV):
     r"""Algorithm 5: G is $-s_{k-1}\,\mathbb{E}[\mathcal{C}_{J_S}(\theta_{k-1})]$.
 
-    Here $\mathcal{C}_{J_S} = \nabla^2 J_S \nabla J_S$, and
-    $s_{k-1}$ is the step that led from theta_{k-1} to theta_k. The expectation is over the draw of a mini-batch S; for a
-    finite sum of N terms and mini-batches of b of them, drawn without replacement, it is
+    Here $\mathcal{C}_{J_S} = \nabla^2 J_S \nabla J_S$, and $s_{k-1}$ is the step from theta_{k-1}
+    to theta_k. The expectation is over the draw of a mini-batch S. For a finite sum of N terms and
+    mini-batches of b terms, drawn without replacement, it is
 
     $$\frac1b \Bigl(1 - \frac{b-1}{N-1}\Bigr) \frac1N \sum_n H_n g_n + \frac{(b-1)N}{b(N-1)} H g,$$
 
-    with $H_n, g_n$ Hessian and gradient of the n-th term and H, g their means.
+    where $H_n, g_n$ are the Hessian and the gradient of the n-th term and H, g are their means.
 
     Args:
-        params: parameters or groups of them, which may have their own ``lr``.
-        expectation: called at theta_k, returns that expectation there, a tensor for each parameter.
+        params: parameters or parameter groups, which may have their own ``lr``.
+        expectation: called at theta_k; returns this expectation there, one tensor per parameter.
         **options: ``lr``, ``nu``, ``bounds`` and ``delta``, as for `StochasticGV`.
     """
 

@@ -1,4 +1,4 @@
-"""The two halves of an iteration, or its single pass: what is done with the gradients of each."""
+"""The two halves of an iteration of StepTunedSGD, or its single pass."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ from steptuned.optim.notices import (
     warn_other_noise,
     warn_two_schedules,
 )
-from steptuned.optim.scaling import Scaling, all_or_nothing, road
+from steptuned.optim.scaling import Scaling, all_or_nothing, scaling_mode
 from steptuned.optim.state import EMPTY, RECENT, fresh_state, settle
 from steptuned.rng import replay
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
 
 
-@_disable_dynamo  # gathering is for Python; the arithmetic in flat.py is what compiles
+@_disable_dynamo  # gathering stays in Python; only the arithmetic in flat.py compiles
 def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     """theta_k to theta_{k+1/2}; keeps g0."""
     refuse_pending(opt, "half_step()")
@@ -63,12 +63,12 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     else:
         first["sound"].copy_(scaling.found_inf == 0)
     for group in opt.param_groups:
-        group["pending"] = road(scaling)
+        group["pending"] = scaling_mode(scaling)
     watch_noise(opt)
 
 
 def watch_noise(opt: "TwoPasses") -> None:
-    """By hand, remember which random numbers were drawn, to compare with the second pass."""
+    """In the form by hand, record the random states, to compare them after the second pass."""
     if (
         opt._form == "hand"
         and opt.param_groups[0]["replay_rng"]
@@ -78,19 +78,19 @@ def watch_noise(opt: "TwoPasses") -> None:
 
 
 def begin(opt: "TwoPasses", scaling: Scaling | None) -> None:
-    """What is looked at before an iteration."""
+    """Checks and preparation before an iteration."""
     if scaling is not None:
         sharded.refuse_scaling(params_of(opt))
     check_groups_agree(opt)
     warn_two_schedules(opt)
-    if not opt.state and opt._has_measured:  # it was taken away
+    if not opt.state and opt._has_measured:  # the user has cleared the state
         opt.reset()
     check_unit_of_G(opt)
     settle(opt)
 
 
 def set_steps(opt: "TwoPasses") -> None:
-    """The step of each group in this iteration."""
+    """Set the step of each group for this iteration."""
     first = opt.param_groups[0]
     decay = 1.0
     if first.get("decay_every") is not None:
@@ -103,7 +103,7 @@ def set_steps(opt: "TwoPasses") -> None:
 
 @_disable_dynamo
 def single_pass(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
-    """theta_k to theta_{k+1} for a mini-batch that is used once: SGD with the gamma there is."""
+    """theta_k to theta_{k+1} for a mini-batch that is used once: SGD with the current gamma."""
     begin(opt, scaling)
     buckets = gather(opt, scaling)
     if buckets:
@@ -125,7 +125,7 @@ def _descend(bucket: Bucket, step: Tensor, scaling: Scaling | None) -> None:
 
 
 def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None) -> None:
-    """An iteration of one pass is over. Not counted: without gradients, and after an overflow."""
+    """Finish an iteration of one pass. It counts if it had gradients and did not overflow."""
     for group in opt.param_groups:
         group["skipped"] += not had_gradients
         group["countdown"] = min(group["countdown"], group["tune_every"] - 1) - had_gradients
@@ -139,7 +139,7 @@ def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None)
 
 
 def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
-    """The first half step of a bucket's parameters. Takes their gradients over."""
+    """The first half step of a bucket's parameters. Takes ownership of their gradients."""
     if bucket.workspace is not None:
         _move_by_kernel(opt, bucket, bucket.workspace)
         return
@@ -169,10 +169,10 @@ def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
 
 
 def _move_by_kernel(opt: "StepTunedSGD", bucket: Bucket, workspace: Workspace) -> None:
-    """`_move` where the kernel does the arithmetic: it needs no copy of a gradient that is the optimizer's alone."""
+    """`_move` by the kernel, which needs no copy of a gradient that has its own memory."""
     sign, decay = bucket.sign, bucket.group["weight_decay"]
     step = bucket.group["moved"].item()
-    may_hold = step * decay <= 0.5  # else too much of theta_{k+1/2} would be lost to rounding
+    may_hold = step * decay <= 0.5  # otherwise rebuilding g0 would lose precision
     if may_hold and all(map(owns_memory, bucket.grads)):
         workspace.first_pass(bucket.grads, None, step, sign=sign, decay=decay)
         _hold(opt, bucket, bucket.grads, RawGradient(sign, decay, 1 / (1 - step * decay)))
@@ -183,7 +183,7 @@ def _move_by_kernel(opt: "StepTunedSGD", bucket: Bucket, workspace: Workspace) -
 
 
 def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradient | int) -> None:
-    """Keep g0 until the second pass. Where it is the gradient itself, notice if someone writes to it."""
+    """Keep g0 until the second pass. If it is the gradient itself, record its version."""
     if not all(bucket.states):
         bucket.states = [
             state or fresh_state(p) for state, p in zip(bucket.states, bucket.owners, strict=True)
@@ -206,8 +206,9 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     """theta_{k+1/2} to theta_{k+1}; measures the curvature and sets gamma_{k+1}."""
     if any(held._version != version for held, version in opt._versions):
         raise RuntimeError(
-            "a gradient of the first pass was overwritten in place before the second pass was done: let backward "
-            "make new gradients (zero_grad with set_to_none=True), or drop the half step with opt.cancel()"
+            "a gradient of the first pass was overwritten in place before the second pass was "
+            "done: let backward make new gradients (zero_grad with set_to_none=True), or drop the "
+            "half step with opt.cancel()"
         )
     buckets = gather(opt, scaling)
     if lacks_gradients(opt, bool(buckets)):
@@ -240,7 +241,7 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
 
 
 def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
-    """Whether neither pass had gradients, so that the iteration is over. An error if one had."""
+    """Whether neither pass had gradients, which ends the iteration. An error if only one had."""
     warn_other_noise(opt)
     had = opt.param_groups[0]["pending"] != EMPTY
     if found != had:
@@ -255,7 +256,7 @@ def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
 
 
 def finish(opt: "TwoPasses", sums: Tensor, valid: Tensor | None) -> None:
-    """The measured iteration is over: the next gammas, from the sums of each group that has one."""
+    """Finish a measured iteration: compute the next gamma of each tuned group from its sums."""
     for group, (curvature, square) in zip(tuned_groups(opt), sums, strict=True):
         _tune(group, curvature, square, valid)
     opt._has_measured = True
@@ -267,7 +268,7 @@ def finish(opt: "TwoPasses", sums: Tensor, valid: Tensor | None) -> None:
 
 
 def in_row(opt: "TwoPasses", group: dict[str, Any], share: Tensor) -> Tensor:
-    """A group's share of the sums, in the row of the gamma that it has."""
+    """A group's share of the sums, in the row of its gamma."""
     groups = tuned_groups(opt)
     if len(groups) == 1:
         return share.unsqueeze(0)
@@ -277,7 +278,10 @@ def in_row(opt: "TwoPasses", group: dict[str, Any], share: Tensor) -> Tensor:
 def _measure(
     opt: "StepTunedSGD", bucket: Bucket, step: Tensor, scaling: Scaling | None, valid: Tensor | None
 ) -> Tensor:
-    """The second half step of a bucket's parameters, which have g0, and their share of <G, dtheta> and |dtheta|^2."""
+    """The second half step of a bucket's parameters, all of which have g0.
+
+    Returns their share of <G, dtheta> and |dtheta|^2.
+    """
     group, params = bucket.group, bucket.params
     if bucket.workspace is not None:
         return _measure_by_kernel(bucket, bucket.workspace, step.item())
@@ -300,12 +304,12 @@ def _measure(
 
 
 def unit_of_G(group: dict[str, Any], step: Tensor) -> Tensor | float:
-    """What sums <G, .> and |.|^2 are multiplied by: the step, where G averages dg / step."""
+    """The factors of the sums <G, .> and |.|^2: the step and 1 if G averages dg / step."""
     return torch.stack((step, torch.ones_like(step))) if group["divided"] else 1.0
 
 
 def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> Tensor:
-    """The kernel's part of `_measure`."""
+    """`_measure` by the kernel."""
     group, held = bucket.group, bucket.states[0]["held"]
     moved = group["moved"].item()
     unit = moved if group["divided"] else 1.0
@@ -326,7 +330,7 @@ def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> Ten
 def _measure_the_rest(
     opt: "StepTunedSGD", measured: set[int], valid: Tensor | None, shares: sharded.Shares
 ) -> None:
-    """The same for parameters that lack a gradient: dg is zero, so their part of G fades."""
+    """`_measure` for parameters without a gradient: dg is zero, so their part of G decays."""
     if len(measured) == len(opt.state):
         return
     for group in opt.param_groups:
@@ -348,7 +352,7 @@ def _measure_the_rest(
 
 
 def _tune(group: dict[str, Any], curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
-    """gamma_{k+1}, unless the measurement is not finite or the iteration not valid; and the counts."""
+    """Update gamma and the counts. gamma stays if the sums are not finite or not valid."""
     if curvature.device.type == "cpu" and valid is None and not group["relative"]:
         _tune_on_host(group, curvature.item(), square.item())
         return
@@ -379,7 +383,7 @@ def _tune(group: dict[str, Any], curvature: Tensor, square: Tensor, valid: Tenso
 
 
 def _relative(group: dict[str, Any], measured: Tensor, fine: Tensor, positive: Tensor) -> Tensor:
-    """The raw gamma over its running reference, this measurement included; nu stays nu."""
+    """The raw gamma over its running reference, including this measurement; nu stays nu."""
     log_mean, n = group["log_mean"], group["positives"]
     counts = fine & positive & torch.isfinite(measured.log())
     log_mean.copy_(torch.where(counts, rule.remember(log_mean, measured), log_mean))
@@ -388,7 +392,10 @@ def _relative(group: dict[str, Any], measured: Tensor, fine: Tensor, positive: T
 
 
 def _tune_on_host(group: dict[str, Any], curvature: float, square: float) -> None:
-    """`_tune` in Python's floats, to the same bits: forty operations on 0-d tensors take longer than a small model's step."""
+    """`_tune` in Python floats, bit for bit.
+
+    The forty operations on 0-d tensors of `_tune` take longer than the step of a small model.
+    """
     (m, M), nu = group["bounds"], group["nu"]
     n, streak = group["k"].item() - group["single"].item(), group["streak"].item()
     curvature *= 1 / (1 - group["beta"] ** (n + 1.0))

@@ -1,9 +1,9 @@
-/* The arithmetic of flat.py on the CPU, in one pass over the memory. kernel.py compiles and calls it.
+/* The arithmetic of flat.py on the CPU, in one pass over memory. kernel.py compiles and calls it.
 
-   All tensors of a call count as one vector, which is cut into units of UNIT elements. Threads take
-   units one by one and leave each unit's sums in its own slot; kernel.py adds the slots up in order.
-   Within a unit, sums are kept in lanes that the source fixes, so results depend neither on the
-   number of threads nor on the width of the processor's vectors. REAL is float or double. */
+   All tensors of a call form one vector, which is divided into units of UNIT elements. Threads take
+   units one by one and write each unit's sums into its own slot; kernel.py adds the slots in order.
+   Within a unit, sums use a fixed number of lanes, so results depend neither on the number of
+   threads nor on the width of the processor's vectors. REAL is float or double. */
 
 #include <stdint.h>
 #include <string.h>
@@ -30,7 +30,7 @@ struct call {
     int64_t next;                     /* the first unit that no thread has taken */
 };
 
-/* The numbers of a call in its precision: a copy that no store to a tensor can change. */
+/* The scalars of a call in its precision. A copy, which stores to tensors cannot alias. */
 struct numbers {
     REAL sign, decay, sign0, decay0, ratio0, step, beta, share;
 };
@@ -142,7 +142,7 @@ INLINE void measure(struct numbers k, REAL *p, const REAL *g, const REAL *held, 
     s->square += g0 * g0;
 }
 
-/* What a measurement that is not finite leaves of G: beta G, as if g1 - g0 were zero. */
+/* G after a measurement that is not finite: beta G, as if g1 - g0 were zero. */
 INLINE void fade(const struct call *c, struct cursor it, const REAL *old) {
     const REAL beta = c->beta;
     for (int64_t n; (n = stretch(c, &it, UNIT)); advance(&it, n), old += n)

@@ -1,8 +1,8 @@
 """The arithmetic of `flat` on the CPU in one pass over the memory: kernel.c, compiled at first use.
 
 The kernel and the torch path agree to rounding. The kernel's own results are bit-identical for any
-number of threads. Where it cannot be compiled or loaded, the torch path is used, without a word;
-`kernel_status` says so.
+number of threads. If it cannot be compiled or loaded, the torch path is used without a warning;
+`kernel_status` tells.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 COMPILERS = ("cc", "gcc", "clang")
-# No -ffast-math: infinities are looked for. No -march=native: the cache may be shared by machines.
+# No -ffast-math: the kernel tests for infinities. No -march=native: machines may share the cache.
 # No contraction: the same rounding on every processor.
 FLAGS = (
     "-std=c11",
@@ -46,10 +46,10 @@ REALS = {torch.float32: "float", torch.float64: "double"}
 DATA_PTR: Callable[[Any], int] = Tensor.data_ptr
 
 UNIT = 16384
-"""As in kernel.c: elements that are measured together."""
+"""Elements that are measured together, as in kernel.c."""
 
 SHARE = 1 << 18
-"""Elements per thread below which another thread does not pay."""
+"""Minimum number of elements per thread that makes another thread worthwhile."""
 
 
 class KernelStatus(NamedTuple):
@@ -60,7 +60,7 @@ class KernelStatus(NamedTuple):
 
 
 def kernel_status() -> KernelStatus:
-    """Whether steps on the CPU use the compiled kernel, and why. Compiles it, if that is still to do.
+    """Whether steps on the CPU use the compiled kernel, and why. Compiles it if necessary.
 
     The environment variable ``STEPTUNED_KERNEL=off`` turns the kernel off.
 
@@ -91,7 +91,7 @@ class _Call(ctypes.Structure):
 
 
 class RawGradient(NamedTuple):
-    """What turns a gradient of the first pass, held as backward left it, into g0.
+    """How to compute g0 from the unmodified gradient of the first pass.
 
     theta_{k+1/2} = theta_k - step g0 and g0 = sign gradient + decay theta_k, so that
     g0 = ratio (sign gradient + decay theta_{k+1/2}): g0 needs no memory of its own.
@@ -124,7 +124,7 @@ class Kernel:
 
 
 class Workspace:
-    """Parameters in the order in which the kernel works on them, and where they lie in memory."""
+    """The parameters of a kernel call, in order, and their memory addresses."""
 
     def __init__(self, kernel: Kernel, params: Sequence[Tensor]) -> None:
         self._kernel = kernel
@@ -133,7 +133,7 @@ class Workspace:
         self._starts = array("q", (0, *accumulate([p.numel() for p in params])))
 
     def is_current(self) -> bool:
-        """Whether the parameters still lie where they did."""
+        """Whether the parameters are still at the same addresses."""
         return addresses(self._params) == self._addresses
 
     def first_pass(
@@ -145,7 +145,7 @@ class Workspace:
         sign: float,
         decay: float,
     ) -> None:
-        """theta -= step g0, where g0 = sign gradient + decay theta, kept in ``copies`` if asked."""
+        """theta -= step g0, where g0 = sign gradient + decay theta; stored in any ``copies``."""
         options = {"sign": sign, "decay": decay, "step": step}
         nowhere = [None] * len(grads)
         self._run(self._kernel.first_pass, {"g": grads, "g0": copies or nowhere}, options)
@@ -164,10 +164,11 @@ class Workspace:
         beta: float,
         scale: float = 1.0,
     ) -> tuple[float, float]:
-        """theta -= step g1 and G = beta G + (1 - beta) scale (g1 - g0). <G, g0> and |g0|^2.
+        """theta -= step g1 and G = beta G + (1 - beta) scale (g1 - g0).
 
-        ``raw`` says how g0 comes from what is held. Where the square of g1 - g0 is not finite over
-        a unit, it counts as zero in that unit's G, and the inner product is nan.
+        Returns <G, g0> and |g0|^2. ``raw`` says how to compute g0 from ``held``. If the square of
+        g1 - g0 is not finite over a unit, the difference counts as zero in that unit's G, and the
+        inner product is nan.
         """
         options = {"sign": sign, "decay": decay, "step": step}
         options |= {"sign0": raw.sign, "decay0": raw.decay, "ratio0": raw.ratio}
@@ -186,7 +187,7 @@ class Workspace:
         tensors: dict[str, Sequence[Tensor | None]],
         options: dict[str, float],
     ) -> tuple[float, float]:
-        """Call the kernel, in as many threads as torch would use where there is work for them."""
+        """Call the kernel, in up to as many threads as torch uses."""
         elements = self._starts[-1]
         empty = bytes(8 * -(-elements // UNIT))
         along, square = array("d", empty), array("d", empty)
@@ -220,19 +221,19 @@ class _Task(NamedTuple):
     function: Any
     call: _Call
     alive: Any
-    """What must stay in memory as long as a thread works on it."""
+    """Objects that must stay in memory while a thread uses them."""
 
     def run(self) -> None:
-        self.function(self.call)  # without the GIL, until all units are taken
+        self.function(self.call)  # without the GIL, until all units are done
 
 
 def _run_in_threads(task: "_Task", others: int) -> None:
-    """In this thread and in others, as far as they start before the work is done."""
+    """Run in this thread and in those others that start before the work is done."""
     started: list[Future[None]] = []
     try:
         pool = _pool(others)
         started = [pool.submit(task.run) for _ in range(others)]
-    except RuntimeError:  # the interpreter is going down, or has no room for a thread
+    except RuntimeError:  # the interpreter is shutting down, or no thread can be started
         pass
     task.run()
     for future in started:
@@ -253,16 +254,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def kernel_for(dtype: torch.dtype) -> Kernel | None:
-    """The kernel for tensors of this precision, if there is one."""
+    """The kernel for tensors of this precision, if available."""
     return _load(dtype)[0]
 
 
 @functools.cache
 def _load(dtype: torch.dtype) -> tuple[Kernel | None, str]:
-    wish = os.environ.get("STEPTUNED_KERNEL", "on")
-    if wish not in ("on", "off", ""):
-        raise ValueError(f"STEPTUNED_KERNEL must be on or off, got {wish!r}")
-    if wish == "off":
+    setting = os.environ.get("STEPTUNED_KERNEL", "on")
+    if setting not in ("on", "off", ""):
+        raise ValueError(f"STEPTUNED_KERNEL must be on or off, got {setting!r}")
+    if setting == "off":
         return None, "STEPTUNED_KERNEL=off"
     if dtype not in REALS:
         return None, f"there is no kernel for {dtype}"
@@ -284,7 +285,7 @@ def _load(dtype: torch.dtype) -> tuple[Kernel | None, str]:
 
 
 def _folders() -> Iterator[Path]:
-    """The user's cache, and a temporary folder should that be read-only or without a home."""
+    """The user's cache folder and, in case it cannot be used, a temporary folder."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     cache = cache if os.path.isabs(cache) else os.path.expanduser("~/.cache")
     if os.path.isabs(cache):
@@ -293,7 +294,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether this folder, made if it is not there, is the user's alone: what it holds is executed."""
+    """Whether only this user can access the folder, whose content is executed. Creates it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
@@ -304,7 +305,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _library(folder: Path, compiler: str, version: str, real: str) -> Path:
-    """The compiled kernel in the cache. Its name ends in its checksum; what does not match is removed."""
+    """The compiled kernel in the cache. Removes files that do not match their name's checksum."""
     source = files("steptuned.optim").joinpath("kernel.c").read_bytes()
     about = (version, compiler, *FLAGS, real, platform.system(), platform.machine())
     key = hashlib.sha256(b"\0".join((source, *map(str.encode, about)))).hexdigest()[:16]
@@ -316,7 +317,7 @@ def _library(folder: Path, compiler: str, version: str, real: str) -> Path:
         output = Path(work, "kernel.so")
         _output(compiler, f"-DREAL={real}", *FLAGS, "-o", str(output), given=source)
         path = folder / _named(key, output.read_bytes())
-        os.replace(output, path)  # several processes may do this at once: each leaves a whole file
+        os.replace(output, path)  # atomic: several processes may do this at once
     return path
 
 

@@ -1,4 +1,4 @@
-"""What StepTunedSGD warns about or refuses: mistakes that programs make with two passes."""
+"""Warnings and errors for common mistakes with two passes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +12,18 @@ if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
 
 STUCK = 100
-"""After this many measurements in a row at the same bound, a warning."""
+"""Warn after this many measurements in a row at the same bound."""
 
 NOISE_CHECKS = 10
-"""In this many iterations by hand, the random numbers of the two passes are compared."""
+"""Compare the random numbers of the two passes in this many iterations by hand."""
 
 ONE_PASS_ONLY = {
-    "closure": "the closure made gradients in its {0} call and none in its {1}: it must do the same in both",
-    "passes": "the body of passes() made gradients in its {0} pass and none in its {1}: it must do the same in both",
-    "hand": "there were gradients in the {0} pass and none in the {1}: run a backward of the same mini-batch before both "
-    "half_step() and step(), or drop the half step with opt.cancel()",
+    "closure": "the closure made gradients in its {0} call and none in its {1}: it must do the "
+    "same in both",
+    "passes": "the body of passes() made gradients in its {0} pass and none in its {1}: it must do "
+    "the same in both",
+    "hand": "there were gradients in the {0} pass and none in the {1}: run a backward of the same "
+    "mini-batch before both half_step() and step(), or drop the half step with opt.cancel()",
 }
 
 
@@ -40,25 +42,30 @@ def _warn_stuck(group: dict[str, Any], name: str) -> None:
     bound, value = ("lower", m) if streak < 0 else ("upper", M)
     what = "iterations" if group["tune_every"] == 1 else "measurements"
     if raw == group["nu"]:
-        advice = "the curvature is mostly not positive, where gamma is nu: lower nu if the loss is unstable"
+        advice = (
+            "the curvature is mostly not positive, where gamma is nu: lower nu if the loss is "
+            "unstable"
+        )
     elif group["relative"]:
         advice = (
-            f"the raw gamma, now {raw:.3g}, keeps {'falling' if streak < 0 else 'rising'} away from its running reference: "
-            f"widen the bounds, or {'lower' if streak < 0 else 'raise'} lr"
+            f"the raw gamma, now {raw:.3g}, keeps {'falling' if streak < 0 else 'rising'} away "
+            "from its running reference: widen the bounds, or "
+            f"{'lower' if streak < 0 else 'raise'} lr"
         )
     else:
         advice = (
-            f"the raw gamma has a median of {raw:.3g}; to let it tune the step, put the bounds around that, such as "
-            f"bounds=({raw / 2:.2g}, {2 * raw:.2g}), and divide lr by {raw:.2g}"
+            f"the raw gamma has a median of {raw:.3g}; to let it tune the step, put the bounds "
+            f"around that, such as bounds=({raw / 2:.2g}, {2 * raw:.2g}), and divide lr by "
+            f"{raw:.2g}"
         )
     warn(
-        f"{name} has been at its {bound} bound {value} for {abs(streak)} {what}, so this is SGD with the step "
-        f"{value:g} x lr: {advice}"
+        f"{name} has been at its {bound} bound {value} for {abs(streak)} {what}, so this is SGD "
+        f"with the step {value:g} x lr: {advice}"
     )
 
 
 def warn_stale_gradients(opt: "TwoPasses") -> None:
-    """A backward before step(closure) is a mistake: its gradients are added to those of the closure's first call."""
+    """Warn of a backward before step(closure): its gradients are added to the first call's."""
     if "stale" in opt._warned or (opt._has_measured and opt._form != "closure"):
         return
     known = {id(ref()) for ref in opt._left}
@@ -68,8 +75,9 @@ def warn_stale_gradients(opt: "TwoPasses") -> None:
     ):
         opt._warned.add("stale")
         warn(
-            "step(closure) found gradients of an earlier backward: the closure back-propagates by itself, twice, and what is "
-            "there is added to its first call unless it zeroes the gradients; remove the backward before step(closure)"
+            "step(closure) found gradients of an earlier backward, and they are added to those of "
+            "the closure's first call unless it zeroes them. The closure back-propagates itself, "
+            "twice: remove the backward before step(closure)"
         )
 
 
@@ -83,22 +91,23 @@ def warn_two_schedules(opt: "TwoPasses") -> None:
         return
     opt._warned.add("schedule")
     warn(
-        f"decay_every={decay_every} and a learning-rate scheduler both lower the step: take decay_every=None to leave it to "
-        "the scheduler, or do without the scheduler"
+        f"decay_every={decay_every} and a learning-rate scheduler both lower the step: use "
+        "decay_every=None to leave it to the scheduler, or do without the scheduler"
     )
 
 
 def warn_other_noise(opt: "TwoPasses") -> None:
-    """By hand, nobody but the user can replay random numbers: notice when it was forgotten."""
+    """Warn if the user forgot to replay the random numbers, in the form by hand."""
     if opt._noise is None:
         return
     opt._noise_checks += 1
     if "noise" not in opt._warned and not opt._noise.is_current():
         opt._warned.add("noise")
         warn(
-            "the second pass drew other random numbers than the first, so that gamma measures noise: if that is dropout, call "
-            "noise = steptuned.replay(opt) before the first pass and noise.rewind() before the second; if it is not, "
-            "replay_rng=False turns this check off"
+            "the second pass drew other random numbers than the first, so gamma measures noise. "
+            "For dropout, call noise = steptuned.replay(opt) before the first pass and "
+            "noise.rewind() before the second; if this is intended, replay_rng=False turns this "
+            "check off"
         )
 
 
@@ -106,8 +115,9 @@ def warn_low_precision(opt: "TwoPasses", dtype: torch.dtype) -> None:
     if "low precision" not in opt._warned:
         opt._warned.add("low precision")
         warn(
-            f"parameters are {dtype}: steps smaller than their rounding are lost, and the curvature measured from the rest "
-            "is noisy; float32 parameters under autocast train better"
+            f"parameters are {dtype}: steps smaller than their rounding are lost, and the "
+            "curvature measured from the rest is noisy; float32 parameters under autocast train "
+            "better"
         )
 
 
@@ -116,8 +126,8 @@ def warn_compiled(opt: "TwoPasses") -> None:
     if "compiled" not in opt._warned:
         opt._warned.add("compiled")
         warn(
-            "torch.compile does not compile a function that contains a passes() loop: compile the model or the loss "
-            "instead, or use step(closure)"
+            "torch.compile does not compile a function that contains a passes() loop: compile the "
+            "model or the loss instead, or use step(closure)"
         )
 
 
@@ -126,25 +136,29 @@ def refuse_pending(opt: "TwoPasses", what: str) -> None:
         return
     if what in ("step(closure)", "passes()"):
         raise RuntimeError(
-            f"{what} in the middle of an iteration: the first pass over another mini-batch was not followed by a second; "
-            "drop it with opt.cancel()"
+            f"{what} in the middle of an iteration: the first pass over another mini-batch was not "
+            "followed by a second; drop it with opt.cancel()"
         )
     raise RuntimeError(
-        f"{what} while a half step is pending: finish it with a second backward of the same mini-batch and "
-        "opt.step(), or drop it with opt.cancel()"
+        f"{what} while a half step is pending: finish it with a second backward of the same "
+        "mini-batch and opt.step(), or drop it with opt.cancel()"
     )
 
 
 def refuse_unneeded(opt: "TwoPasses") -> None:
     if not opt.needs_second_pass:
         raise RuntimeError(
-            f"half_step() on a mini-batch that is used once: with tune_every={opt.param_groups[0]['tune_every']} call it "
-            "where opt.needs_second_pass is True, and opt.step() once per mini-batch"
+            "half_step() on a mini-batch that is used once: with "
+            f"tune_every={opt.param_groups[0]['tune_every']} call it only if opt.needs_second_pass "
+            "is True, and opt.step() once per mini-batch"
         )
 
 
 def check_unit_of_G(opt: "TwoPasses") -> None:
-    """tune_every may have been edited, or an older state loaded: dg and dg / step cannot be averaged together."""
+    """Raise an error if G, an average of dg or of dg / step, does not match tune_every.
+
+    tune_every may have been edited, or an older state loaded.
+    """
     first = opt.param_groups[0]
     if not opt.state:
         for group in opt.param_groups:
@@ -152,19 +166,21 @@ def check_unit_of_G(opt: "TwoPasses") -> None:
     if first["divided"] != (first["tune_every"] > 1):
         raise RuntimeError(
             f"tune_every is {first['tune_every']} now, but the average G was made with "
-            f"{'tune_every above 1' if first['divided'] else 'tune_every=1'}: begin a new one with opt.reset()"
+            f"{'tune_every above 1' if first['divided'] else 'tune_every=1'}: start a new one with "
+            "opt.reset()"
         )
 
 
 def refuse_in_body(opt: "TwoPasses", what: str) -> None:
     if opt._in_body:
         raise RuntimeError(
-            f"{what} inside the body of passes(): remove it, passes() makes both halves of the step itself"
+            f"{what} inside the body of passes(): remove it, passes() does both halves of the step "
+            "itself"
         )
 
 
 def check_groups_agree(opt: "TwoPasses") -> None:
-    """Options may have been edited in one group only."""
+    """Raise an error if a shared option was edited in one group only."""
     first = opt.param_groups[0]
     for group in opt.param_groups[1:]:
         for name in shared_options(first):
@@ -175,7 +191,10 @@ def check_groups_agree(opt: "TwoPasses") -> None:
 
 
 def is_initialiser(opt: "TwoPasses") -> bool:
-    """Whether torch.distributed.checkpoint makes a fresh optimizer create its state: by a step with lr and gradients zero."""
+    """Whether this step only creates the state, as torch.distributed.checkpoint asks for.
+
+    It calls step() of a new optimizer with lr = 0 and zero gradients.
+    """
     if opt.state or any(float(group["lr"]) != 0 for group in opt.param_groups):
         return False
     grads = [

@@ -1,4 +1,4 @@
-"""What a GradScaler tells an optimizer, and by which road a gradient came."""
+"""What a GradScaler tells an optimizer, and in which mode a gradient was scaled."""
 
 import sys
 from collections.abc import Iterator
@@ -7,24 +7,25 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-ROADS = {
+SCALING_MODES = {
     "plain": "without a GradScaler",
     "scaled": "through a GradScaler",
     "unscaled": "through a GradScaler after unscale_()",
 }
-"""The ways by which a gradient can come. Both passes of an iteration must have come by the same."""
+"""How gradients can reach the optimizer. Both passes of an iteration must use the same mode."""
 
 
 class Scaling(NamedTuple):
-    """What a GradScaler leaves on an optimizer for the time of its step."""
+    """What a GradScaler sets on an optimizer for one step."""
 
     inverse: Tensor | None
-    """What unscales a gradient; None where it is unscaled already."""
+    """The factor that unscales a gradient; None if the gradients are unscaled already."""
     found_inf: Tensor
-    """Not zero where some gradient of this pass is not finite."""
+    """Not zero if any gradient of this pass is not finite."""
 
 
-def road(scaling: Scaling | None) -> str:
+def scaling_mode(scaling: Scaling | None) -> str:
+    """A key of `SCALING_MODES`."""
     if scaling is None:
         return "plain"
     return "scaled" if scaling.inverse is not None else "unscaled"
@@ -33,8 +34,8 @@ def road(scaling: Scaling | None) -> str:
 class FromScaler:
     """An attribute that a GradScaler sets before a step and deletes after it.
 
-    What it sets is there for one step, and for that step only: after an error the scaler does not come to delete it, and would
-    multiply its next scale with the old one.
+    The value can be taken once. After an error the scaler does not delete it, and would otherwise
+    multiply its next scale by the old one.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -46,7 +47,7 @@ class FromScaler:
             instance._refuse_second_unscaling(sys._getframe(1).f_locals.get("self"))
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        raise AttributeError("set by a GradScaler, and not to be read again")
+        raise AttributeError("set by a GradScaler; cannot be read")
 
     def __delete__(self, instance: Any) -> None:
         instance.__dict__.pop(self._slot, None)
@@ -56,18 +57,18 @@ class FromScaler:
 
 
 class Scalable:
-    """What makes a GradScaler leave unscaling to the optimizer."""
+    """An optimizer that does the unscaling itself, instead of the GradScaler."""
 
     _step_supports_amp_scaling = True
     grad_scale = FromScaler()
     found_inf = FromScaler()
 
     def _refuse_second_unscaling(self, scaler: Any) -> None:
-        """Told the GradScaler that is about to have this one's gradients unscaled."""
+        """Called with the GradScaler before the gradients are unscaled."""
 
 
 def take_scaling(owner: Scalable) -> Scaling | None:
-    """The scaling of this step, for once."""
+    """The scaling of this step. Can be taken once."""
     scale, found_inf = (vars(Scalable)[name].take(owner) for name in ("grad_scale", "found_inf"))
     return (
         None
@@ -78,7 +79,7 @@ def take_scaling(owner: Scalable) -> Scaling | None:
 
 @contextmanager
 def all_or_nothing(cancel: Any) -> Iterator[None]:
-    """What fails in the middle of moving the parameters leaves no half step behind that could be paired with another."""
+    """If this block fails, cancel the iteration, so that no half step stays pending."""
     try:
         yield
     except BaseException:

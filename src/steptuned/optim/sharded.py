@@ -1,7 +1,7 @@
-"""Parameters that lie in shards on several ranks (DTensor: FSDP2, tensor parallelism).
+"""Parameters that are sharded over several ranks (DTensor: FSDP2, tensor parallelism).
 
-All arithmetic is done on what this rank has of a tensor. Only sums over all parameters need the other ranks: they are reduced
-by DTensor itself, once for each mesh.
+All arithmetic works on this rank's shard of a tensor. Only sums over all parameters involve the
+other ranks: DTensor reduces them, once per mesh.
 """
 
 import sys
@@ -15,15 +15,15 @@ PRIVATE = {
     "torch.distributed.optim.zero_redundancy_optimizer": "ZeroRedundancyOptimizer",
     "fairscale.optim.oss": "OSS",
 }
-"""Modules of wrappers that make, on every rank, an optimizer of its own for some of the parameters."""
+"""Modules of wrappers that create a private optimizer on every rank, for some parameters only."""
 
 
 class Place(NamedTuple):
-    """Over which ranks a tensor is spread."""
+    """How a tensor is sharded over the ranks."""
 
     mesh: Any
     sharded: tuple[bool, ...]
-    """For every dimension of the mesh: whether the ranks along it have different parts of the tensor, or the same."""
+    """For each dimension of the mesh: True if its ranks have different shards, False if equal."""
 
 
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -34,17 +34,15 @@ def is_dtensor(t: Tensor) -> bool:
 
 
 def local(t: Tensor) -> Tensor:
-    """What this rank has of a tensor: the memory itself, not a copy."""
+    """This rank's shard of a tensor: the memory itself, not a copy."""
     if not is_dtensor(t):
         return t
     part = t.to_local()  # type: ignore[attr-defined]
-    return (
-        part.wait() if hasattr(part, "wait") else part
-    )  # a collective may still be on its way to it
+    return part.wait() if hasattr(part, "wait") else part  # a collective may still be running
 
 
 def as_part_of(p: Tensor, part: Tensor) -> Tensor:
-    """A tensor spread as ``p`` is, of which this rank has ``part``."""
+    """A tensor sharded like ``p``, whose shard on this rank is ``part``."""
     if not is_dtensor(p):
         return part
     from torch.distributed.tensor import DTensor
@@ -56,7 +54,7 @@ def as_part_of(p: Tensor, part: Tensor) -> Tensor:
 
 
 def gradient(p: Tensor) -> Tensor | None:
-    """The gradient, spread as its parameter is: tensor parallelism can leave it as parts that are still to be added up."""
+    """The gradient, sharded like its parameter. Tensor parallelism can leave partial sums."""
     g = p.grad
     if g is not None and is_dtensor(p) and g.placements != p.placements:  # type: ignore[attr-defined]
         return g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
@@ -64,7 +62,7 @@ def gradient(p: Tensor) -> Tensor | None:
 
 
 def place(p: Tensor) -> Place | None:
-    """Where a parameter lies; None if this rank has all of it."""
+    """How a parameter is sharded; None if this rank has all of it."""
     if not is_dtensor(p):
         return None
     found = Place(p.device_mesh, tuple(not each.is_replicate() for each in p.placements))  # type: ignore[attr-defined]
@@ -72,19 +70,19 @@ def place(p: Tensor) -> Place | None:
 
 
 def spread_alike(t: Tensor, p: Tensor) -> bool:
-    """Whether each rank has the same part of both."""
+    """Whether both tensors are sharded in the same way."""
     if not (is_dtensor(t) or is_dtensor(p)):
         return True
     return is_dtensor(t) and is_dtensor(p) and _spread(t) == _spread(p)
 
 
 def _spread(t: Tensor) -> tuple[object, object]:
-    """How a DTensor is spread over the ranks."""
+    """The mesh and the placements of a DTensor."""
     return t.device_mesh, t.placements  # type: ignore[attr-defined]
 
 
 class Shares(dict[Place | None, Tensor]):
-    """This rank's shares of sums over the parameters, for each place where parameters lie."""
+    """This rank's shares of sums over the parameters, by place."""
 
     def __init__(self, zeros: Tensor) -> None:
         super().__init__({None: zeros})
@@ -95,12 +93,13 @@ class Shares(dict[Place | None, Tensor]):
 
 
 def reduce(shares: dict[Place | None, Tensor], params: Iterable[Tensor]) -> Tensor:
-    """Sums over all parameters, from this rank's share of those at each place.
+    """Sums over all parameters, from this rank's shares.
 
-    One collective for each mesh on which any parameter of the optimizer is sharded, whether or not it has a gradient now, so that
-    all ranks make the same ones. Where tensors are sharded along several dimensions of a mesh it is one for each, unless these
-    were flattened: DTensor says how. Along a dimension where some tensors are sharded
-    and others replicated, the first rank counts the latter.
+    This is one collective for each mesh on which any parameter is sharded, with or without a
+    gradient, so that all ranks run the same collectives. If tensors are sharded along several
+    dimensions of a mesh, there is one collective per dimension, unless these were flattened (a
+    warning of DTensor says how). Along a dimension where some tensors are sharded and others
+    replicated, only the first rank counts the replicated ones.
     """
     total = shares[None]
     params = list(params)
@@ -129,12 +128,15 @@ def reduce(shares: dict[Place | None, Tensor], params: Iterable[Tensor]) -> Tens
 
 
 def refuse(params: Iterable[Tensor], name: str, sharded: bool = True) -> None:
-    """Raise an error for parameters of which this rank would measure a gamma of its own; if asked, for all that are sharded."""
+    """Raise an error for parameters with which each rank would measure a different gamma.
+
+    With ``sharded=False``, raise an error for all sharded parameters.
+    """
     for p in params:
         if getattr(p, "_fsdp_flattened", False) or type(p).__name__ == "FlatParameter":
             raise ValueError(
-                f"{name} does not support FullyShardedDataParallel (FSDP1), whose shards do not tell of what they are part: "
-                "use fully_shard() instead"
+                f"{name} does not support FullyShardedDataParallel (FSDP1), whose shards do not "
+                "tell which part of a tensor they are: use fully_shard() instead"
             )
         if is_dtensor(p) and not sharded:
             raise ValueError(
@@ -142,28 +144,33 @@ def refuse(params: Iterable[Tensor], name: str, sharded: bool = True) -> None:
             )
         if is_dtensor(p) and p.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
             raise ValueError(
-                f"{name} got a parameter on a mesh that this rank is not in, so it would not know the curvature there: "
-                "put all parameters on meshes of all ranks"
+                f"{name} got a parameter on a mesh that this rank is not in, so it would not know "
+                "the curvature there: put all parameters on meshes of all ranks"
             )
 
 
 def refuse_scaling(params: Iterable[Tensor]) -> None:
-    """Raise an error where a GradScaler would not tell all ranks of an overflow: it asks those of the first gradient's mesh."""
+    """Raise an error if a GradScaler would not report an overflow to all ranks.
+
+    It only considers the ranks on the mesh of the first gradient.
+    """
     if len({place(p) for p in params}) > 1:
         raise RuntimeError(
-            "a GradScaler sees an overflow only on the mesh of the first parameter, and these lie on several or are sharded in "
-            "several ways, so that gamma would differ between ranks: use bfloat16, which needs no GradScaler"
+            "a GradScaler sees an overflow only on the mesh of the first parameter, and these are "
+            "on several meshes or sharded in several ways, so gamma would differ between ranks: "
+            "use bfloat16, which needs no GradScaler"
         )
 
 
 def refuse_private(name: str) -> None:
-    """Raise an error if a wrapper is making an optimizer for some of the parameters only."""
+    """Raise an error if a wrapper is creating an optimizer for some of the parameters only."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
         wrapper = PRIVATE.get(frame.f_globals.get("__name__", ""))
         if wrapper is not None:
             raise ValueError(
-                f"{name} does not support {wrapper}, which gives every rank some of the parameters and an optimizer of its own, "
-                "so that gamma would differ between them: use fully_shard() instead, which shards the optimizer's state too"
+                f"{name} does not support {wrapper}, which creates a private optimizer on every "
+                "rank for some of the parameters, so gamma would differ between ranks: use "
+                "fully_shard() instead, which shards the optimizer's state too"
             )

@@ -1,4 +1,4 @@
-"""What StepTunedSGD carries on from one iteration to the next, how it is saved and how it is restored."""
+"""The state of StepTunedSGD between iterations: how it is created, saved and restored."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,38 +17,41 @@ if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
 
 RECENT = 100
-"""How many raw gammas are remembered for `StepTunedSGD.stats`."""
+"""How many raw gammas are kept for `StepTunedSGD.stats`."""
 
 EMPTY = "empty"
-"""What is pending after a first pass without any gradient."""
+"""The value of ``pending`` after a first pass without any gradient."""
 
 
 class Stats(NamedTuple):
-    """What the measurements of a run were like."""
+    """Statistics of the measurements of a run."""
 
     iterations: int
-    """Iterations finished, each of one mini-batch."""
+    """Finished iterations, each of one mini-batch."""
     negative: float
     """Share of measurements without positive curvature, so that gamma was nu."""
     at_lower: float
     """Share of measurements that left gamma at its lower bound."""
     at_upper: float
-    """Share of measurements that left gamma at its upper bound (nu included, where nu is not below it)."""
+    """Share of measurements that left gamma at its upper bound, including by nu if it is there."""
     ignored: int
     """Measurements ignored because a gradient was not finite."""
     raw_gamma: tuple[float, float, float]
-    """Lower quartile, median and upper quartile of gamma before clipping, over the last 100 measurements; nan before the first."""
+    """Lower quartile, median and upper quartile of gamma before clipping.
+
+    Over the last 100 measurements; nan before the first.
+    """
     skipped: int
-    """Iterations in which no parameter had a gradient in either pass: nothing was done."""
+    """Iterations in which no parameter had a gradient in either pass. They change nothing."""
     measurements: int
     """Iterations that measured: all of them, or every T-th with ``tune_every=T``."""
 
 
-# ---------------------------------------------------------------------------------------------- the tables
+# -------------------------------------------------------------------------------- the tables
 
 
 def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
-    """What the iteration carries on, as tensors that all parameter groups share. One row each.
+    """The scalars of the iteration. All parameter groups share them.
 
     With per_group every group has its own.
     """
@@ -60,16 +63,15 @@ def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
         "gamma": one,
         "raw_gamma": torch.full_like(one, torch.nan),
         "curvature": torch.full_like(one, torch.nan),
-        "recent": one.new_full(
-            (RECENT,), torch.nan
-        ),  # a ring of raw gammas, the n-th at n % RECENT
-        "log_mean": torch.zeros_like(one),  # of the raw gammas, for relative=True
-        "positives": none.clone(),  # measurements in it
+        # A ring buffer of raw gammas, the n-th at n % RECENT.
+        "recent": one.new_full((RECENT,), torch.nan),
+        "log_mean": torch.zeros_like(one),  # running mean of log raw gamma, for relative=True
+        "positives": none.clone(),  # number of measurements in log_mean
         "sound": torch.ones_like(one, dtype=torch.bool),
-        "tally": none.repeat(
-            4
-        ),  # measurements with negative curvature, at the lower bound, at the upper bound, ignored
-        "streak": none.clone(),  # measurements in a row at the upper bound; negative: at the lower bound
+        # Measurements with negative curvature, at the lower bound, at the upper bound, ignored.
+        "tally": none.repeat(4),
+        # Measurements in a row at the upper bound; negative if at the lower bound.
+        "streak": none.clone(),
     }
 
 
@@ -77,13 +79,13 @@ SCALARS = tuple(fresh_scalars(torch.device("cpu")))
 
 
 def fresh_group(scalars: dict[str, Tensor], tune_every: int) -> dict[str, Any]:
-    """What every parameter group has besides its options and the shared scalars."""
+    """The entries of a parameter group besides its options and the scalars."""
     zero = torch.zeros_like(scalars["gamma"])
     return {
         "pending": "",
         "skipped": 0,
-        "countdown": 0,  # mini-batches that are used once before the next is used twice
-        "divided": tune_every > 1,  # whether G is an average of dg / step, not of dg
+        "countdown": 0,  # mini-batches to use once before the next one is used twice
+        "divided": tune_every > 1,  # whether G averages dg / step, instead of dg
         "effective_lr": zero,
         "moved": zero.clone(),
     }
@@ -93,10 +95,10 @@ OF_PARAMETERS = ("G", "g0", "held", "displacement")
 
 
 def fresh_state(p: Tensor, displaced: bool | None = None) -> dict[str, Any]:
-    """What every parameter has. None stands for what is only there between the two passes.
+    """The state of a parameter. None stands for what only exists between the two passes.
 
-    The displacement is kept if ``displaced``; by default, where rounding makes it differ from
-    what g0 and the step say.
+    The displacement is stored if ``displaced``. By default, this is the case in low precision,
+    where rounding makes the displacement differ from -step g0.
     """
     state: dict[str, Any] = {
         "G": torch.zeros_like(p, dtype=precision(p), requires_grad=False),
@@ -107,11 +109,11 @@ def fresh_state(p: Tensor, displaced: bool | None = None) -> dict[str, Any]:
     return state | {"displacement": None} if displaced else state
 
 
-# ---------------------------------------------------------------------------------------------- during training
+# --------------------------------------------------------------------------- during training
 
 
 def share(opt: "TwoPasses") -> None:
-    """Let all groups have the scalars of the first, or with per_group each a copy of its own."""
+    """Make all groups share the scalars of the first or, with per_group, have their own copy."""
     first, *others = opt.param_groups
     for group in others:
         if not first["per_group"]:
@@ -128,7 +130,7 @@ def home_of(opt: "TwoPasses") -> torch.device:
 
 
 def settle(opt: "TwoPasses") -> None:
-    """Bring the scalars to the first parameter's device, and share them as per_group says."""
+    """Move the scalars to the first parameter's device, and share them as per_group says."""
     home = home_of(opt)
     if opt.param_groups[0]["gamma"].device != home:
         for group in opt.param_groups:
@@ -139,7 +141,7 @@ def settle(opt: "TwoPasses") -> None:
 
 
 def clear_pending(opt: "TwoPasses") -> None:
-    """Forget what is only there between the two passes."""
+    """Drop what only exists between the two passes."""
     for state in opt.state.values():
         if "held" in state:
             state["g0"], state["held"] = None, 0
@@ -168,17 +170,20 @@ def stats_of(group: dict[str, Any]) -> Stats:
     )
 
 
-# ---------------------------------------------------------------------------------------------- saving and restoring
+# ---------------------------------------------------------------------- saving and restoring
 
 
 @contextmanager
 def filled(opt: "TwoPasses") -> Iterator[None]:
-    """Within this block the state has the same keys and shapes as at every other moment: zeros stand for what is None."""
-    lean = opt.state
+    """Within this block, zeros replace every None of the state.
+
+    So the keys and shapes are the same at any time.
+    """
+    compact = opt.state
     opt.state = defaultdict(dict)
     for group in opt.param_groups:
         for p in group["params"]:
-            if state := lean.get(p) or opt._unborn_state(p):
+            if state := compact.get(p) or opt._default_state(p):
                 opt.state[p] = {
                     name: torch.zeros_like(p, dtype=precision(p), requires_grad=False)
                     if value is None and name in OF_PARAMETERS
@@ -190,15 +195,14 @@ def filled(opt: "TwoPasses") -> Iterator[None]:
     try:
         yield
     finally:
-        opt.state = lean
+        opt.state = compact
 
 
 def upgrade(opt: "TwoPasses") -> None:
-    """Give a state of an older version what it lacks, and let the groups share their scalars again."""
+    """Complete a state of an older version, and make the groups share their scalars again."""
     first = opt.param_groups[0]
-    if (
-        "raw_gamma" not in first
-    ):  # a version that had neither these two nor the curvature in this unit
+    # An old version had neither of the first two, and the curvature in another unit.
+    if "raw_gamma" not in first:
         fresh = fresh_scalars(first["gamma"].device)
         first.update({name: fresh[name] for name in ("raw_gamma", "recent", "curvature")})
     for group in opt.param_groups:
@@ -209,31 +213,31 @@ def upgrade(opt: "TwoPasses") -> None:
         if "step" in group:
             group["effective_lr"] = group.pop("step")
         for name in opt.defaults.keys() & VALID.keys():
-            group.setdefault(name, opt.defaults[name])  # an option that is newer than the state
+            group.setdefault(name, opt.defaults[name])  # options newer than the state
     share(opt)
 
 
 def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:
-    """Refuse a state of another optimizer, or one whose shards are not those of the parameters."""
+    """Raise an error for a state of another optimizer, or one with different sharding."""
     if any("gamma" not in group or "tally" not in group for group in state_dict["param_groups"]):
         raise ValueError(
-            f"this state_dict is not one of {type(opt).__name__}: its parameter groups have no gamma{opt._way_out}"
+            f"this state_dict is not one of {type(opt).__name__}: its parameter groups have no "
+            f"gamma{opt._load_hint}"
         )
-    for saved, group in zip(
-        state_dict["param_groups"], opt.param_groups, strict=False
-    ):  # torch says if they do not match
+    # Not strict: torch raises an error if the groups do not match.
+    for saved, group in zip(state_dict["param_groups"], opt.param_groups, strict=False):
         for key, p in zip(saved["params"], group["params"], strict=False):
             state = state_dict["state"].get(key, {})
             tensors = [state[name] for name in OF_PARAMETERS if isinstance(state.get(name), Tensor)]
             if not all(sharded.spread_alike(tensor, p) for tensor in tensors):
                 raise ValueError(
-                    "this state_dict is spread over ranks in another way than the parameters: save and load it with "
-                    "torch.distributed.checkpoint, which reshards it"
+                    "this state_dict is sharded in another way than the parameters: save and load "
+                    "it with torch.distributed.checkpoint, which reshards it"
                 )
 
 
 def restore(opt: "TwoPasses", saved: dict[str, Any]) -> None:
-    """Take a state once more, after torch has cast it to the precision of the parameters, in its own precision."""
+    """Restore a state in its own precision, after torch has cast it to the parameters'."""
     for saved_group, group in zip(saved["param_groups"], opt.param_groups, strict=True):
         for key, p in zip(saved_group["params"], group["params"], strict=True):
             state = saved["state"].get(key, {})

@@ -25,9 +25,9 @@ from steptuned.optim.wrapped import first_half, second_half, single_pass
 class StepTuned(TwoPasses):
     r"""Any torch optimizer, with a step tuned by the curvature along its direction.
 
-    Let u be the base's update per unit of learning rate: $u = -g$ for SGD, the momentum buffer for
-    SGD with momentum, $-\hat m / (\sqrt{\hat v} + \epsilon)$ for Adam. Along u the best step is
-    $\gamma^* = -\langle g, u \rangle / \langle H u, u \rangle$, and the base is made to step
+    Let u be the base's update per unit of learning rate: $u = -g$ for SGD, the negative momentum
+    buffer for SGD with momentum, $-\hat m / (\sqrt{\hat v} + \epsilon)$ for Adam. Along u the best
+    step is $\gamma^* = -\langle g, u \rangle / \langle H u, u \rangle$, and the step taken is
     $\mathrm{lr}\,\gamma\,u$. H u comes from the gradients of one mini-batch at both ends of a step.
     Every T-th mini-batch (``tune_every``) is used twice and measured; the n-th measurement, on
     mini-batch k, is
@@ -45,42 +45,44 @@ class StepTuned(TwoPasses):
     \end{align*}$$
 
     then divided by its running reference if ``relative``, and clipped to [m, M]. With T = 1 the
-    differences are averaged undivided, as in Algorithm 2. Groups may have learning rates of their
-    own: s is that of the parameter's group. Where u does not descend on this mini-batch but the
-    curvature is positive, the raw gamma is not positive and gamma is m; the reference stays.
+    differences are averaged undivided, as in Algorithm 2. Groups may have their own learning rates:
+    s is the step of the parameter's group. If u is not a descent direction on this mini-batch but
+    the curvature is positive, the raw gamma is not positive, gamma is m, and the reference does not
+    change.
 
-    **What moves the base.** On a mini-batch that is used twice the base steps in both passes, with
+    **How the base steps.** On a mini-batch that is used twice, the base steps in both passes, with
     the gradient of each, so its momentum and its step count advance by two; $u_{k+1/2}$ is its
-    second update. On the others it steps once. Each time the base steps with its own learning rate,
-    and the parameters are then put at $\theta + \gamma\,(\theta' - \theta)$, where $\theta'$ is
-    where the base left them. So any base works that keeps no copy of the parameters in its state.
+    second update. On other mini-batches it steps once. The base always steps with its own learning
+    rate, and the parameters are then set to $\theta + \gamma\,(\theta' - \theta)$, where $\theta'$
+    is where the base moved them. So any base works that keeps no copy of the parameters in its
+    state.
 
-    **Weight decay.** u contains it, coupled or decoupled. J contains $\lambda/2\,|\theta|^2$ where
-    the base adds its gradient to g: for torch's SGD, Adam, NAdam, RAdam, RMSprop, Adagrad,
-    Adadelta, Adamax and ASGD. The decoupled decay of AdamW is no gradient: J is the loss alone, and
+    **Weight decay.** u contains it, coupled or decoupled. J contains $\lambda/2\,|\theta|^2$ if the
+    base adds its gradient to g: for torch's SGD, Adam, NAdam, RAdam, RMSprop, Adagrad, Adadelta,
+    Adamax and ASGD. The decoupled decay of AdamW is not a gradient: J is the loss alone, and
     $u = -\hat m / (\sqrt{\hat v} + \epsilon) - \lambda\theta$. Any other base counts as decoupled.
 
     The three call forms are those of `steptuned.StepTunedSGD`. ``param_groups`` and ``state`` are
-    the base's, with what is added here, so schedulers made for either act on both, and
+    those of the base, with entries added here, so a scheduler created for either acts on both, and
     ``state_dict`` holds the state of both. Save and load it with this optimizer, not with the base.
-    With a GradScaler, each pass looks at whether the gradients overflowed, which waits for the
-    device, as a GradScaler does for most optimizers.
+    With a GradScaler, each pass checks whether the gradients overflowed. This waits for the device,
+    as a GradScaler does with most optimizers.
 
     Args:
         base: the optimizer. Its ``step`` must work without a closure.
-        tune_every: T, at least 1. Every T-th mini-batch is used twice, beginning with the first:
+        tune_every: T, at least 1. Every T-th mini-batch is used twice, starting with the first:
             1 + 1/T back-propagations per mini-batch.
         relative: divide the raw gamma by its running reference, as in `steptuned.StepTunedSGD`.
-            By default True, unless the base is torch's SGD without momentum: for other directions
-            the raw gamma has another natural size.
-        per_group: one gamma for each parameter group.
+            Default: True, unless the base is torch's SGD without momentum. Along other directions
+            the raw gamma has a different natural size.
+        per_group: one gamma per parameter group.
         nu: gamma where the curvature is not positive.
-        beta: memory of the average G.
-        bounds: (m, M), between which gamma is kept.
+        beta: decay factor of the average G.
+        bounds: (m, M); gamma is clipped to this interval.
         max_grad_norm: clip the gradients that the base sees to this norm, as
-            ``torch.nn.utils.clip_grad_norm_`` does. The curvature is measured with the gradients as
-            they are, and the slope with the clipped ones, so that gamma does not undo the clipping.
-        replay_rng: the same random numbers in both passes of forms (1) and (2).
+            ``torch.nn.utils.clip_grad_norm_`` does. The curvature is measured with the unclipped
+            gradients, and the slope with the clipped ones, so gamma does not undo the clipping.
+        replay_rng: draw the same random numbers in both passes of forms (1) and (2).
 
     Examples:
         >>> import torch, steptuned
@@ -94,7 +96,7 @@ class StepTuned(TwoPasses):
         True
     """
 
-    _way_out = "; load one of the base alone with opt.base.load_state_dict(), before it is wrapped"
+    _load_hint = "; load a base's own state with opt.base.load_state_dict(), before it is wrapped"
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class StepTuned(TwoPasses):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups, which are those of the base."""
+        """The parameter groups of the base."""
         return self.base.param_groups
 
     @param_groups.setter
@@ -141,7 +143,7 @@ class StepTuned(TwoPasses):
 
     @property
     def state(self) -> Any:
-        """The state, which is in that of the base, parameter by parameter."""
+        """The state of the base, which holds this optimizer's state too."""
         return self.base.state
 
     @state.setter
@@ -150,7 +152,7 @@ class StepTuned(TwoPasses):
 
     _first_half, _second_half, _single_pass = first_half, second_half, single_pass
 
-    # ------------------------------------------------------------------------------------------ state
+    # ------------------------------------------------------------------------------- state
 
     def _initialise(self) -> None:
         self.base.step()
@@ -158,8 +160,8 @@ class StepTuned(TwoPasses):
             if p.requires_grad:
                 self.state[p].update(fresh_state(p, displaced=True))
 
-    def _unborn_state(self, p: Tensor) -> dict[str, Any]:
-        return {}  # a base may take a state that is not empty for one of its own
+    def _default_state(self, p: Tensor) -> dict[str, Any]:
+        return {}  # a base may mistake a non-empty state for its own
 
     def _clear_state(self) -> None:
         for state in self.state.values():
@@ -170,7 +172,7 @@ class StepTuned(TwoPasses):
         return {"defaults": self.defaults, "base": self.base}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "base" in state:  # else torch is loading a state_dict: see _restore
+        if "base" in state:  # otherwise torch is loading a state_dict: see _restore
             super().__setstate__(state)
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -186,15 +188,16 @@ def _is_plain_sgd(base: Any) -> bool:
 
 
 def _refuse(base: Any, own: dict[str, Any]) -> None:
-    """Raise an error for what cannot be a base."""
+    """Raise an error for an unsupported base."""
     name = type(base).__name__
     if not isinstance(base, Optimizer):
         raise TypeError(
-            f"StepTuned tunes a torch optimizer, got {name}: make one first, such as torch.optim.AdamW(params)"
+            f"StepTuned tunes a torch optimizer, got {name}: create one first, such as "
+            "torch.optim.AdamW(params)"
         )
     if isinstance(base, TwoPasses | torch.optim.LBFGS):
         raise ValueError(
-            f"StepTuned does not support {name}, which uses mini-batches in a way of its own"
+            f"StepTuned does not support {name}, which uses mini-batches in its own way"
         )
     if any("lr" not in group for group in base.param_groups):
         raise ValueError(f"StepTuned does not support {name}, whose parameter groups have no lr")
@@ -204,6 +207,6 @@ def _refuse(base: Any, own: dict[str, Any]) -> None:
     }
     if taken:
         raise ValueError(
-            f"the parameter groups of {name} already have {', '.join(sorted(taken))}, which StepTuned "
-            "would overwrite: make a new base that is tuned once only"
+            f"the parameter groups of {name} already have {', '.join(sorted(taken))}, which "
+            "StepTuned would overwrite: create a new base, and wrap it only once"
         )

@@ -6,13 +6,13 @@ from steptuned.optim.gradient_variation import GradientVariation
 
 
 class StepTunedGD(GradientVariation):
-    r"""Algorithm 1: gradient descent with the step $\mathrm{lr}\,\gamma_k$, for gradients without noise.
+    r"""Algorithm 1: gradient descent with the step $\mathrm{lr}\,\gamma_k$, for exact gradients.
 
-    $\gamma_k = |\Delta\theta_k|^2 / \langle \Delta g_k, \Delta\theta_k \rangle$ where that is positive, nu elsewhere; neither
-    clipped nor decayed. One back-propagation an iteration.
+    $\gamma_k = |\Delta\theta_k|^2 / \langle \Delta g_k, \Delta\theta_k \rangle$ where that is
+    positive, and nu otherwise; neither clipped nor decayed. One back-propagation per iteration.
 
     Args:
-        params: parameters or groups of them, which may have their own ``lr``.
+        params: parameters or parameter groups, which may have their own ``lr``.
         lr: the scaling factor alpha.
         nu: gamma where the curvature is not positive.
     """

@@ -12,7 +12,7 @@ from steptuned.optim.two_passes import TwoPasses
 
 
 class StepTunedSGD(TwoPasses):
-    r"""SGD with a step tuned by curvature, which a second pass over the same mini-batch shows.
+    r"""SGD with a step tuned by curvature, measured by a second pass over the same mini-batch.
 
     For mini-batches $B_0, B_1, \dots$, from $G_{-1} = 0$ and $\gamma_0 = 1$, iteration k is
 
@@ -27,13 +27,13 @@ class StepTunedSGD(TwoPasses):
     \quad\text{clipped to } [m, M],
     \end{align*}$$
 
-    with $a_k = \mathrm{lr}$ by default, and $a_k = \mathrm{lr} / (1 + \lfloor k / \mathrm{decay\_every} \rfloor)^{1/2+\delta}$
-    with ``decay_every``.
+    with $a_k = \mathrm{lr}$ by default, and with ``decay_every``
+    $a_k = \mathrm{lr} / (1 + \lfloor k / \mathrm{decay\_every} \rfloor)^{1/2+\delta}$.
 
     Each iteration takes two back-propagations of one mini-batch; see ``tune_every`` for fewer.
-    Three ways to give them, with the same result:
+    There are three call forms, with the same result:
 
-        loss = opt.step(closure)      # (1) the closure, which zeroes, computes and back-propagates, is called twice
+        loss = opt.step(closure)      # (1) the closure is called twice
 
         for _ in opt.passes():        # (2) the body runs twice
             opt.zero_grad()
@@ -45,40 +45,47 @@ class StepTunedSGD(TwoPasses):
         criterion(model(x), y).backward()
         opt.step()
 
-    Forms (1) and (2) make torch draw the same random numbers in both passes (dropout); in form (3)
-    `steptuned.replay` does. One ``step()`` is one iteration in every form.
+    The closure zeroes the gradients, computes the loss, back-propagates and returns the loss.
+    Forms (1) and (2) make torch draw the same random numbers in both passes, for example for
+    dropout; in form (3), use `steptuned.replay`. One ``step()`` is one iteration in every form.
 
     Args:
-        params: parameters or parameter groups. A group may have its own ``lr``, ``weight_decay``, ``maximize`` and ``foreach``.
-            gamma is one number for all groups, unless ``per_group=True``.
-        lr: the scaling factor alpha, at least 0; a float or a 0-d tensor.
-        nu: gamma where the curvature is not positive, above 0. Beyond the bounds it is clipped to them, with a warning.
-        beta: memory of the average G, in [0, 1).
-        bounds: (m, M), 0 < m <= M, between which gamma is kept.
+        params: parameters or parameter groups. A group may have its own ``lr``, ``weight_decay``,
+            ``maximize`` and ``foreach``. gamma is one number for all groups, unless
+            ``per_group=True``.
+        lr: the learning rate (the paper's scaling factor alpha), at least 0; a float or a 0-d
+            tensor.
+        nu: gamma where the curvature is not positive, above 0. Outside the bounds it is clipped to
+            them, with a warning.
+        beta: decay factor of the average G, in [0, 1).
+        bounds: (m, M), 0 < m <= M; gamma is clipped to this interval.
         delta: exponent of the decay beyond 1/2, in [0, 1/2).
-        decay_every: ``None``, the default, leaves lr to you and to torch's schedulers. 1 is Algorithm 2 to the letter: a step that
-            falls as 1/sqrt(k). ``len(loader) / 2`` is the schedule the paper trained its networks with, where an epoch is
-            ``len(loader)`` back-propagations. Use either this or a scheduler, not both.
-        weight_decay: lambda of the term lambda/2 |theta|^2 of J, at least 0. Its gradient is part of both passes, so its
-            curvature is measured too.
-        maximize: maximise J instead. lambda/2 |theta|^2 is minimised all the same, as torch's SGD has it.
-        max_grad_norm: clip the update of each pass as if the gradient of J, weight decay included, had at most this norm.
-            The curvature is measured with the gradients as they are and the displacement as it was.
-        foreach: True works on lists of tensors at once, False on one after the other, None chooses by size and device.
-        replay_rng: the same random numbers in both passes of forms (1) and (2).
-        tune_every: T, at least 1. Only every T-th mini-batch is used twice and measured, beginning
-            with the first. The others are used once, with the gamma there is: 1 + 1/T
+        decay_every: ``None``, the default, leaves lr to you and to torch's schedulers. 1 is exactly
+            Algorithm 2: a step that decays as 1/sqrt(k). ``len(loader) / 2`` is the schedule with
+            which the paper trained its networks, where an epoch is ``len(loader)``
+            back-propagations. Use either this or a scheduler, not both.
+        weight_decay: lambda of the term lambda/2 |theta|^2 of J, at least 0. Its gradient is part
+            of both passes, so its curvature is measured too.
+        maximize: maximize J instead. lambda/2 |theta|^2 is still minimized, as in torch's SGD.
+        max_grad_norm: clip the update of each pass as if the gradient of J, weight decay included,
+            had at most this norm. The curvature is measured with the unclipped gradients and the
+            actual displacement.
+        foreach: True works on lists of tensors, False on one tensor at a time, None chooses by size
+            and device.
+        replay_rng: draw the same random numbers in both passes of forms (1) and (2).
+        tune_every: T, at least 1. Only every T-th mini-batch is used twice and measured, starting
+            with the first. The others are used once, with the current gamma: 1 + 1/T
             back-propagations per mini-batch. See *Fewer measurements* below.
-        relative: divide the raw gamma by a running reference of it before it is clipped, so that
-            ``bounds`` say how far the step may leave lr, whatever the curvature of the network. See
-            *Relative gamma* below.
-        per_group: one gamma for each parameter group, from sums over the group's parameters only.
-            Then `gamma` and its like have one entry per group, `stats` takes the index of a group,
-            and groups may have their own ``nu``, ``beta``, ``bounds`` and ``relative``. Clipping
-            and the decay are common to all.
+        relative: divide the raw gamma by its running reference before it is clipped, so that
+            ``bounds`` limit how far the step may depart from lr, whatever the curvature of the
+            network. See *Relative gamma* below.
+        per_group: one gamma per parameter group, from sums over the group's parameters only. Then
+            `gamma` and the other diagnostics have one entry per group, `stats` takes the index of a
+            group, and groups may have their own ``nu``, ``beta``, ``bounds`` and ``relative``.
+            Clipping and the decay are common to all groups.
 
     **Fewer measurements** (``tune_every=T``, T > 1). Form (1) calls the closure once or twice, the
-    body of form (2) runs once or twice, and by hand `needs_second_pass` tells:
+    body of form (2) runs once or twice, and by hand you ask `needs_second_pass`:
 
         opt.zero_grad()
         criterion(model(x), y).backward()
@@ -87,27 +94,27 @@ class StepTunedSGD(TwoPasses):
             criterion(model(x), y).backward()
         opt.step()
 
-    k counts mini-batches, used once or twice, so ``decay_every`` and schedulers that step with
-    every mini-batch mean the same for every T; the bias correction counts measurements. A schedule
-    may change lr between two measurements, so each one is divided by the step $s$ it was made with
-    before it is averaged: the n-th, on mini-batch k, has
+    k counts mini-batches, used once or twice, so ``decay_every`` and schedulers that step once per
+    mini-batch mean the same for every T. The bias correction counts measurements. A schedule may
+    change lr between two measurements, so each difference is divided by its step $s$ before it is
+    averaged. The n-th measurement, on mini-batch k, has
 
     $$G_n = \beta G_{n-1} + (1-\beta)\,\Delta g / s_k, \qquad s_k = a_k \gamma_k, \qquad
     \hat G_n = s_k G_n / (1 - \beta^{n+1}).$$
 
-    With clipping, $s_k$ is the step after it. A measurement lost to an overflow under a GradScaler
+    With clipping, $s_k$ is the clipped step. A measurement lost to an overflow under a GradScaler
     is not repeated.
 
-    **Relative gamma** (``relative=True``). The raw gamma is an inverse curvature, whose size
+    **Relative gamma** (``relative=True``). The raw gamma is an inverse curvature, and its size
     depends on the network. The reference is its geometric mean over the measurements with positive
-    curvature, the recent ones weighing most:
+    curvature, weighted towards recent ones:
 
     $$L_n = .99\, L_{n-1} + .01 \log \gamma^{\mathrm{raw}}_n, \qquad
     \gamma_{k+1} = \gamma^{\mathrm{raw}}_n / \exp\bigl(L_n / (1 - .99^n)\bigr)
     \quad\text{clipped to } [m, M].$$
 
-    So the first such measurement gives 1. Where the curvature is not positive, gamma is nu, and the
-    reference stays.
+    So the first such measurement gives 1. If the curvature is not positive, gamma is nu, and the
+    reference does not change.
 
     Examples:
         >>> import torch

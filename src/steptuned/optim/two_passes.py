@@ -1,4 +1,4 @@
-"""Optimizers that use a mini-batch twice: the three call forms, the state, and what there is to look at."""
+"""Optimizers that use a mini-batch twice: the three call forms, the state and the diagnostics."""
 
 import weakref
 from abc import abstractmethod
@@ -24,7 +24,14 @@ from steptuned.optim.notices import (
     warn_if_stuck,
     warn_stale_gradients,
 )
-from steptuned.optim.scaling import ROADS, Scalable, Scaling, all_or_nothing, road, take_scaling
+from steptuned.optim.scaling import (
+    SCALING_MODES,
+    Scalable,
+    Scaling,
+    all_or_nothing,
+    scaling_mode,
+    take_scaling,
+)
 from steptuned.optim.state import (
     EMPTY,
     SCALARS,
@@ -45,12 +52,12 @@ from steptuned.rng import Replay, replay
 
 
 class TwoPasses(Scalable, Optimizer):
-    """What optimizers that measure curvature by a second pass over a mini-batch have in common.
+    """Base class of optimizers that measure curvature by a second pass over a mini-batch.
 
-    A subclass says what each pass does with the gradients.
+    A subclass defines what each pass does with the gradients.
     """
 
-    _way_out = ""  # what to do with a state_dict of another optimizer
+    _load_hint = ""  # what to do with a state_dict of another optimizer
 
     @abstractmethod
     def _first_half(self, scaling: Scaling | None) -> None:
@@ -58,39 +65,40 @@ class TwoPasses(Scalable, Optimizer):
 
     @abstractmethod
     def _second_half(self, scaling: Scaling | None) -> None:
-        """theta_{k+1/2} to theta_{k+1}, and the next gamma."""
+        """theta_{k+1/2} to theta_{k+1}; sets the next gamma."""
 
     @abstractmethod
     def _single_pass(self, scaling: Scaling | None) -> None:
-        """theta_k to theta_{k+1}, with the gamma there is."""
+        """theta_k to theta_{k+1}, with the current gamma."""
 
     def _start(self) -> None:
-        """What is not part of the state."""
+        """Set the attributes that are not part of the state."""
         self._first_pass = FirstPass(self)
         self._versions: list[tuple[Tensor, int]] = []
         self._warned: set[str] = set()
-        self._form = "hand"  # which of the three forms the current iteration has
+        self._form = "hand"  # the call form of the current iteration
         self._in_body = False  # whether the body of passes() is running
         self._left: list[weakref.ref[Tensor]] = []  # gradients of the closure's last call
         self._has_measured = False
         self._noise: Replay | None = None  # random states after the first pass
         self._noise_checks = 0
 
-    # ------------------------------------------------------------------------------------------ the three forms
+    # --------------------------------------------------------------------- the three forms
 
     @torch.no_grad()
     def step(
         self, closure: Callable[[], Any] | None = None, *, freeze: torch.nn.Module | None = None
     ) -> Any:
-        """One iteration with a closure. Without one, its second half.
+        """Run one iteration with a closure, or its second half without one.
 
-        Where `needs_second_pass` is False, ``step()`` without a closure is the whole iteration.
+        If `needs_second_pass` is False, ``step()`` without a closure is the whole iteration.
 
         Args:
-            closure: zeroes the gradients, computes the loss of the mini-batch, back-propagates and returns the loss.
-                Called twice, or once where `needs_second_pass` is False. The loss returned is the one
-                of the first pass, at theta_k.
-            freeze: a model whose running statistics the second pass leaves alone; see `steptuned.frozen_statistics`.
+            closure: zeroes the gradients, computes the loss of the mini-batch, back-propagates and
+                returns the loss. Called twice, or once if `needs_second_pass` is False. ``step``
+                returns the loss of the first pass, at theta_k.
+            freeze: a model whose running statistics the second pass does not update; see
+                `steptuned.frozen_statistics`.
         """
         scaling = take_scaling(self)
         refuse_in_body(self, "step()")
@@ -99,8 +107,9 @@ class TwoPasses(Scalable, Optimizer):
             return None
         if scaling is not None:
             raise RuntimeError(
-                "a closure cannot be used with an enabled GradScaler: call scaler.step(opt.first_pass) after the first "
-                "backward and scaler.step(opt) after the second"
+                "a closure cannot be used with an enabled GradScaler: call "
+                "scaler.step(opt.first_pass) after the first backward and scaler.step(opt) after "
+                "the second"
             )
         refuse_pending(self, "step(closure)")
         warn_stale_gradients(self)
@@ -121,16 +130,19 @@ class TwoPasses(Scalable, Optimizer):
         return loss
 
     def passes(self, *, freeze: torch.nn.Module | None = None) -> "Passes":
-        """Run the body of a ``for`` loop twice, on the same mini-batch, with the same random numbers: one iteration.
+        """Run one iteration: the body of a ``for`` loop runs twice, with the same random numbers.
 
-        Where `needs_second_pass` is False it runs once.
+        If `needs_second_pass` is False, the body runs once.
 
-        The body zeroes the gradients, computes the loss and back-propagates. Leaving the loop early, by ``break`` or by
-        an exception, ends the iteration: what the first pass changed stays, nothing is measured, nothing is pending. If you keep
-        the iterator in a variable, use it as a context manager, or call its ``close()`` after a ``break``.
+        The body zeroes the gradients, computes the loss and back-propagates, on the same mini-batch
+        in both passes. Leaving the loop early, by ``break`` or by an exception, ends the iteration:
+        what the first pass changed stays, nothing is measured, and nothing is pending. If you keep
+        the iterator in a variable, use it as a context manager, or call its ``close()`` after a
+        ``break``.
 
         Args:
-            freeze: a model whose running statistics the second pass leaves alone; see `steptuned.frozen_statistics`.
+            freeze: a model whose running statistics the second pass does not update; see
+                `steptuned.frozen_statistics`.
         """
         if torch.compiler.is_compiling():
             warn_compiled(self)
@@ -161,18 +173,21 @@ class TwoPasses(Scalable, Optimizer):
             self._in_body = False
 
     def half_step(self) -> None:
-        """The first half of an iteration, with the gradients of the first pass. The second half is `step`.
+        """Do the first half of an iteration, with the gradients of the first pass.
 
-        Refused where `needs_second_pass` is False: there `step` alone is the iteration.
-        It takes ownership of the gradients: ``p.grad`` is None afterwards, so that the second pass cannot be added to the first.
-        Do not write to a gradient that you kept a reference to before the second half.
+        `step` does the second half. If `needs_second_pass` is False, `step` alone is the iteration,
+        and ``half_step`` raises an error.
+
+        This method takes ownership of the gradients: ``p.grad`` is None afterwards, so the second
+        pass cannot be added to the first. If you keep a reference to a gradient, do not write to it
+        before the second half.
         """
         self._first_pass.step()
 
     def _finish(self, scaling: Scaling | None) -> None:
         """``step()`` without a closure."""
-        came = self.param_groups[0]["pending"]
-        if not came:
+        pending = self.param_groups[0]["pending"]
+        if not pending:
             if is_initialiser(self):
                 self._initialise()
                 return
@@ -180,12 +195,15 @@ class TwoPasses(Scalable, Optimizer):
                 self._single_pass(scaling)
                 return
             raise RuntimeError(
-                "step() without a pending half step: call opt.half_step() between the two backward passes, or give step() a closure"
+                "step() without a pending half step: call opt.half_step() between the two backward "
+                "passes, or give step() a closure"
             )
-        if came not in (EMPTY, road(scaling)):
+        mode = scaling_mode(scaling)
+        if pending not in (EMPTY, mode):
             raise RuntimeError(
-                f"the first pass came {ROADS[came]} and the second {ROADS[road(scaling)]}, so one of them is scaled wrongly: "
-                "let both go the same way, after opt.cancel()"
+                f"the first pass came {SCALING_MODES[pending]} and the second "
+                f"{SCALING_MODES[mode]}, so one of them is scaled wrongly: call opt.cancel(), and "
+                "use the same mode for both"
             )
         self._second_half(scaling)
 
@@ -193,8 +211,8 @@ class TwoPasses(Scalable, Optimizer):
         """Create the state, for torch.distributed.checkpoint."""
         self.state.update({p: fresh_state(p) for p in params_of(self) if p.requires_grad})
 
-    def _unborn_state(self, p: Tensor) -> dict[str, Any]:
-        """What a state_dict has for a parameter without a state."""
+    def _default_state(self, p: Tensor) -> dict[str, Any]:
+        """What a state_dict contains for a parameter that has no state yet."""
         return fresh_state(p) if p.requires_grad and not is_lazy(p) else {}
 
     def _clear_state(self) -> None:
@@ -204,15 +222,16 @@ class TwoPasses(Scalable, Optimizer):
     def needs_second_pass(self) -> bool:
         """Whether this mini-batch is used twice. Always True with ``tune_every=1``.
 
-        May be read at any moment: before an iteration it tells of the coming one, and it stays the same until ``step()`` has
-        finished that iteration. It is a Python value, so reading it does not synchronise.
+        May be read at any time: before an iteration it refers to the next one, and it changes only
+        when ``step()`` finishes an iteration. It is a Python value, so reading it does not
+        synchronize.
         """
         group = self.param_groups[0]
         return not self.state or min(group["countdown"], group["tune_every"] - 1) == 0
 
     @property
     def first_pass(self) -> Optimizer:
-        """The first half of an iteration as an optimizer of its own, enough of one for ``scaler.step(opt.first_pass)``."""
+        """The first half of an iteration as an optimizer, for ``scaler.step(opt.first_pass)``."""
         return cast(Optimizer, self._first_pass)
 
     @property
@@ -227,13 +246,20 @@ class TwoPasses(Scalable, Optimizer):
         return bool(self.param_groups[0]["pending"])
 
     def cancel(self) -> None:
-        """Drop a pending half step: parameters and gradients stay as they are, nothing is measured, k does not count it."""
+        """Drop a pending half step.
+
+        Parameters and gradients stay as they are, nothing is measured, and the iteration is not
+        counted.
+        """
         clear_pending(self)
         self._versions.clear()
         self._noise = None
 
     def reset(self) -> None:
-        """Begin the measurement anew, for instance before fine-tuning: G, gamma, k and `stats` as in a new optimizer."""
+        """Forget all measurements, for example before fine-tuning.
+
+        G, gamma, k and `stats` are then those of a new optimizer.
+        """
         self.cancel()
         self._clear_state()
         scalars = fresh_scalars(home_of(self))
@@ -243,50 +269,62 @@ class TwoPasses(Scalable, Optimizer):
         self._has_measured = False
         self._warned.discard("stuck")
 
-    # ------------------------------------------------------------------------------------------ to look at
+    # ------------------------------------------------------------------------- diagnostics
 
     @property
     def gamma(self) -> Tensor:
-        """The current gamma, a 0-d tensor on the first parameter's device. Reading it does not synchronise.
+        """The current gamma, a 0-d tensor on the first parameter's device.
 
-        With ``per_group=True`` this, `raw_gamma`, `reference` and `curvature` are 1-d tensors, one entry per parameter group.
+        Reading it does not synchronize. With ``per_group=True`` this, `raw_gamma`, `reference` and
+        `curvature` are 1-d tensors, with one entry per parameter group.
         """
-        return self._look("gamma")
+        return self._scalar("gamma")
 
-    def _look(self, name: str) -> Tensor:
+    def _scalar(self, name: str) -> Tensor:
         values = [group[name].clone() for group in tuned_groups(self)]
         return torch.stack(values) if self.param_groups[0]["per_group"] else values[0]
 
     @property
     def raw_gamma(self) -> Tensor:
-        """The gamma measured last, before clipping: 1 / curvature, or nu where that is not positive. nan before the first."""
-        return self._look("raw_gamma")
+        """The last measured gamma, before clipping; nan before the first measurement.
+
+        It is 1 / curvature, or nu if the curvature is not positive.
+        """
+        return self._scalar("raw_gamma")
 
     @property
     def reference(self) -> Tensor:
-        """What the raw gamma is divided by with ``relative=True``: its running geometric mean; 1 before there is one."""
-        return rule.reference(self._look("log_mean"), self._look("positives"))
+        """What the raw gamma is divided by with ``relative=True``: its running geometric mean.
+
+        1 before the first measurement with positive curvature.
+        """
+        return rule.reference(self._scalar("log_mean"), self._scalar("positives"))
 
     @property
     def curvature(self) -> Tensor:
-        """The curvature of the loss along the last step, <G, dtheta> / |dtheta|^2, a 0-d tensor; nan before the first."""
-        return self._look("curvature")
+        """The curvature of the loss along the last measured step, <G, dtheta> / |dtheta|^2.
+
+        A 0-d tensor; nan before the first measurement.
+        """
+        return self._scalar("curvature")
 
     def stats(self, group: int = 0) -> Stats:
-        """How often curvature was negative, a bound was hit, a measurement was ignored; and what the raw gamma was lately.
+        """Statistics of the measurements: how often the curvature was negative, and so on.
 
         Args:
-            group: with ``per_group=True``, the index of the parameter group whose gamma this is about. Else it is the same for all.
+            group: with ``per_group=True``, the index of the parameter group. Otherwise the result
+                is the same for all groups.
         """
         warn_if_stuck(self)
         return stats_of(self.param_groups[group])
 
-    # ------------------------------------------------------------------------------------------ state
+    # ------------------------------------------------------------------------------- state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its part of G starts at zero. Refused while a half step is pending.
+        """Add a parameter group. Not allowed while a half step is pending.
 
-        With ``per_group=True`` it has a gamma of its own, which starts at 1.
+        Its part of G starts at zero. With ``per_group=True`` the group has its own gamma, which
+        starts at 1.
         """
         if self.param_groups:
             refuse_pending(self, "add_param_group()")
@@ -301,7 +339,8 @@ class TwoPasses(Scalable, Optimizer):
             m, M = group["bounds"]
             if not m <= group["nu"] <= M:
                 warn(
-                    f"nu={group['nu']} lies outside bounds=({m}, {M}) and will be clipped to them: widen the bounds to use it"
+                    f"nu={group['nu']} lies outside bounds=({m}, {M}) and will be clipped to them: "
+                    "widen the bounds to use it"
                 )
         scalars = {name: (group if first["per_group"] else first)[name] for name in SCALARS}
         shared = {
@@ -316,21 +355,20 @@ class TwoPasses(Scalable, Optimizer):
         upgrade(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, with the same keys at every moment: zeros stand for what is not in memory."""
+        """The state. It has the same keys at any time: zeros stand for what is not in memory."""
         with filled(self):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; tensors are copied, in the precision in which they were saved."""
+        """Load a state. Tensors are copied and keep the precision in which they were saved."""
         saved: dict[str, Any] = {}
 
         def take(_: Optimizer, state_dict: dict[str, Any]) -> None:
             check_fits(self, state_dict)
             saved.update(state_dict)
 
-        hook = self.register_load_state_dict_pre_hook(
-            take
-        )  # the last one, so it sees what the others made of it
+        # Registered last, so that it sees what the other hooks return.
+        hook = self.register_load_state_dict_pre_hook(take)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -341,12 +379,12 @@ class TwoPasses(Scalable, Optimizer):
         self._has_measured = bool(self.state)
 
     def _restore(self, saved: dict[str, Any]) -> None:
-        """Take the saved state once more, after torch has cast it."""
+        """Restore what torch has cast to the parameters' precision."""
         restore(self, saved)
 
 
 class FirstPass(Scalable):
-    """The first half of an iteration, enough of an optimizer for ``GradScaler.step``."""
+    """The first half of an iteration, as an optimizer that ``GradScaler.step`` accepts."""
 
     def __init__(self, optimizer: TwoPasses) -> None:
         self._optimizer = weakref.ref(optimizer)
@@ -365,27 +403,32 @@ class FirstPass(Scalable):
         stage = states[id(self._owner())]["stage"] if id(self._owner()) in states else None
         if getattr(stage, "name", "") == "UNSCALED":
             raise RuntimeError(
-                "scaler.unscale_(opt) has unscaled the gradients, and scaler.step(opt.first_pass) would unscale them again: call "
-                "scaler.unscale_(opt.first_pass) before the first half, scaler.unscale_(opt) before the second"
+                "scaler.unscale_(opt) has unscaled the gradients, and scaler.step(opt.first_pass) "
+                "would unscale them again: call scaler.unscale_(opt.first_pass) before the first "
+                "half, scaler.unscale_(opt) before the second"
             )
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         scaling = take_scaling(self)
         owner = self._owner()
-        take_scaling(owner)  # what an iteration left that did not come to its end
+        take_scaling(owner)  # left over if the last iteration was not finished
         refuse_in_body(owner, "half_step()")
         owner._form = "hand"
         if closure is not None:
             raise RuntimeError(
-                "the first half takes no closure: run the first backward, then scaler.step(opt.first_pass)"
+                "the first half takes no closure: run the first backward, then "
+                "scaler.step(opt.first_pass)"
             )
         refuse_unneeded(owner)
         owner._first_half(scaling)
 
 
 class Passes(Iterator[int]):
-    """The two passes of an iteration: a ``for`` loop over it runs its body twice. As a context manager it ends with its block."""
+    """The two passes of an iteration: a ``for`` loop over them runs its body twice.
+
+    As a context manager, it ends the iteration at the end of its block.
+    """
 
     def __init__(self, run: Generator[int, None, None]) -> None:
         self._run = run
@@ -394,7 +437,7 @@ class Passes(Iterator[int]):
         return next(self._run)
 
     def close(self) -> None:
-        """End the iteration, if it is not finished: nothing is measured, nothing is pending."""
+        """End an unfinished iteration: nothing is measured, and nothing is pending."""
         self._run.close()
 
     def __enter__(self) -> "Passes":

@@ -1,6 +1,6 @@
-"""The passes of StepTuned: its base moves the parameters, gamma times as far.
+"""The passes of StepTuned: the base moves the parameters, and gamma scales the move.
 
-The curvature is measured along what it moved them by.
+The curvature is measured along the displacement.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from steptuned.optim.halves import (
     watch_noise,
 )
 from steptuned.optim.notices import refuse_pending, warn_low_precision
-from steptuned.optim.scaling import Scaling, all_or_nothing, road
+from steptuned.optim.scaling import Scaling, all_or_nothing, scaling_mode
 from steptuned.optim.state import EMPTY, fresh_state
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ COUPLED = {
 
 @dataclass(slots=True)
 class Part:
-    """Parameters with a gradient, of one group, device, precision and place: this rank's part."""
+    """This rank's parameters with a gradient, of one group, device, precision and place."""
 
     group: dict[str, Any]
     place: sharded.Place | None
@@ -80,7 +80,7 @@ def first_half(opt: "StepTuned", scaling: Scaling | None) -> None:
             p.grad = None
         opt.param_groups[0]["sound"].fill_(not overflow)
     for group in opt.param_groups:
-        group["pending"] = road(scaling) if parts else EMPTY
+        group["pending"] = scaling_mode(scaling) if parts else EMPTY
     watch_noise(opt)
 
 
@@ -93,7 +93,7 @@ def _first_move(
     for part, gradients, points in zip(parts, g0, before, strict=True):
         for p, here, g, point in zip(part.owners, part.params, gradients, points, strict=True):
             state, kind = opt.state[p], precision(p)
-            if "G" not in state:  # after the base's: it takes a state that is not empty for its own
+            if "G" not in state:  # after the base's own: it may test whether its state is empty
                 state.update(fresh_state(p, displaced=True))
             state["G"] = state["G"].to(p.device, kind)
             state["g0"], state["held"] = sharded.as_part_of(p, g), 1
@@ -128,7 +128,7 @@ def second_half(opt: "StepTuned", scaling: Scaling | None) -> None:
 
 @_disable_dynamo
 def single_pass(opt: "StepTuned", scaling: Scaling | None) -> None:
-    """theta_k to theta_{k+1} for a mini-batch that is used once. G stays as it is."""
+    """theta_k to theta_{k+1} for a mini-batch that is used once. G does not change."""
     begin(opt, scaling)
     parts = _gather(opt)
     if parts:
@@ -167,12 +167,15 @@ def _gather(opt: "StepTuned") -> list[Part]:
 
 
 def _overflow(scaling: Scaling | None) -> bool:
-    """Whether the base must not step. A look at the device, as a GradScaler takes for most."""
+    """Whether the base must not step. Synchronizes, as a GradScaler does for most optimizers."""
     return scaling is not None and bool(scaling.found_inf)
 
 
 def _gradient_of_J(opt: "StepTuned", part: Part, scaling: Scaling | None) -> list[Tensor]:
-    """The gradients unscaled, signed, with coupled weight decay; themselves, if that is nothing."""
+    """The gradients unscaled, signed and with coupled weight decay.
+
+    Where nothing changes, these are the gradients themselves, not copies.
+    """
     group, kind = part.group, precision(part.params[0])
     grads = [g.to(kind) for g in part.grads]
     if scaling is not None and scaling.inverse is not None:
@@ -191,7 +194,7 @@ def _gradient_of_J(opt: "StepTuned", part: Part, scaling: Scaling | None) -> lis
 
 
 def _clip_coefficient(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> Tensor:
-    """What the base's gradients are multiplied by: their norm, without weight decay, is limited."""
+    """The factor that limits the norm of the base's gradients, which exclude weight decay."""
     one = torch.ones_like(opt.param_groups[0]["gamma"])
     limit = opt.param_groups[0]["max_grad_norm"]
     if limit is None:
@@ -217,9 +220,7 @@ def _move(
         opt.base.step()
     for part, points in zip(parts, before, strict=True):
         params, kind = part.params, precision(part.params[0])
-        back = (1 - part.group["gamma"]).to(
-            params[0].device, kind
-        )  # of the way, towards where it was
+        back = (1 - part.group["gamma"]).to(params[0].device, kind)  # fraction of the way back
         if params[0].dtype != kind:
             for p, point in zip(params, points, strict=True):
                 p.copy_(p.to(kind).lerp(point.to(kind), back))
@@ -233,7 +234,7 @@ def _move(
 def _given(
     opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor
 ) -> Iterator[None]:
-    """Within this block the parameters have the gradients for the base: unscaled and clipped."""
+    """Within this block, the parameters' gradients are unscaled and clipped, for the base."""
     inverse = None if scaling is None else scaling.inverse
     if inverse is None and opt.param_groups[0]["max_grad_norm"] is None:
         yield
@@ -254,7 +255,7 @@ def _given(
 
 
 def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sharded.Shares:
-    """G with the new differences; each group's share of <G, dtheta> and -s <g0, dtheta>."""
+    """Update G; return each group's share of <G, dtheta> and -s <g0, dtheta>."""
     shares = sharded.Shares(opt.param_groups[0]["gamma"].new_zeros(len(tuned_groups(opt)), 2))
     measured: set[int] = set()
     for part in parts:
@@ -282,7 +283,10 @@ def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sh
 
 
 def _average(group: dict[str, Any], states: list[dict[str, Any]], g1: list[Tensor]) -> Tensor:
-    """G = beta G + (1 - beta) dg, and the sums. Where dg is not finite it is zero, the sum nan."""
+    """Update G = beta G + (1 - beta) dg and return the sums.
+
+    If dg is not finite, it counts as zero in G, and the inner product is nan.
+    """
     G, g0 = ([sharded.local(state[name]) for state in states] for name in ("G", "g0"))
     dg = torch._foreach_sub(g1, g0)
     if group["divided"]:
