@@ -160,7 +160,7 @@ def same_run(trainer, model, opt):
     )
 
 
-# ---------------------------------------------------------------------------------------------- the same numbers
+# --------------------------------------------------------------------------------- the same numbers
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
@@ -373,7 +373,7 @@ def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_upda
     )
 
 
-# ---------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_a_run_that_broke_off_can_be_started_again(tmp_path, where):
         assert same_run(trainer, *regress(in_updates(parts)))
 
 
-# ---------------------------------------------------------------------------------------------- the log
+# ------------------------------------------------------------------------------------------ the log
 
 
 def test_the_log_has_the_diagnostics_at_its_interval_only(tmp_path, monkeypatch):
@@ -452,7 +452,7 @@ def test_after_100_updates_the_log_says_at_which_bound_gamma_is(tmp_path):
     assert row["effective_lr/pg1"] == pytest.approx(1e-4)
 
 
-# ---------------------------------------------------------------------------------------------- schedulers
+# --------------------------------------------------------------------------------------- schedulers
 
 
 def test_decay_every_with_the_default_scheduler_is_warned_of(tmp_path):
@@ -485,7 +485,7 @@ def test_decay_every_with_a_scheduler_of_ones_own_is_warned_of(tmp_path):
         trainer.train()
 
 
-# ---------------------------------------------------------------------------------------------- BatchNorm
+# ---------------------------------------------------------------------------------------- BatchNorm
 
 
 class Normalised(Regression):
@@ -517,7 +517,7 @@ def test_the_second_pass_can_leave_the_statistics_of_batchnorm_alone(tmp_path, f
     assert model.norm.num_batches_tracked == (14 if freeze else 28)
 
 
-# ---------------------------------------------------------------------------------------------- sequence to sequence
+# ----------------------------------------------------------------------------- sequence to sequence
 
 
 class StepTunedSeq2SeqTrainer(StepTunedTrainer, Seq2SeqTrainer):
@@ -574,7 +574,7 @@ def test_the_trainer_is_mixed_with_seq2seqtrainer(tmp_path):
     assert trainer.optimizer.optimizer.stats().iterations == trainer.state.global_step == 14
 
 
-# ---------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -610,7 +610,7 @@ def test_another_optimizer_is_refused(tmp_path):
         trainer_of(tmp_path, model, choice=(torch.optim.SGD, {"lr": 0.1})).train()
 
 
-# ---------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -148,7 +148,7 @@ def same_run(trainer, module, net, opt):
     )
 
 
-# ---------------------------------------------------------------------------------------------- automatic optimisation
+# --------------------------------------------------------------------------- automatic optimisation
 
 
 def test_a_trainer_gives_the_numbers_of_a_plain_loop_and_counts_iterations(tmp_path):
@@ -331,7 +331,7 @@ def metrics(logger):
     return list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
 
 
-# ---------------------------------------------------------------------------------------------- skipped mini-batches
+# ----------------------------------------------------------------------------- skipped mini-batches
 
 
 class Skipping(Module):
@@ -412,7 +412,7 @@ def test_other_errors_of_a_step_are_not_swallowed(tmp_path):
         trainer_of(tmp_path, StepTuned()).fit(Breaks(), data())
 
 
-# ---------------------------------------------------------------------------------------------- BatchNorm
+# ---------------------------------------------------------------------------------------- BatchNorm
 
 
 def normalised():
@@ -489,7 +489,7 @@ def test_stochastic_weight_averaging_updates_the_statistics_of_batchnorm(tmp_pat
     torch.testing.assert_close(mine.net[1].running_mean, means.mean(0))
 
 
-# ---------------------------------------------------------------------------------------------- schedulers
+# --------------------------------------------------------------------------------------- schedulers
 
 
 def test_two_schedules_are_warned_of(tmp_path):
@@ -499,7 +499,7 @@ def test_two_schedules_are_warned_of(tmp_path):
         trainer_of(tmp_path, StepTuned()).fit(Module(decay_every=5), data())
 
 
-# ---------------------------------------------------------------------------------------------- both packages
+# ------------------------------------------------------------------------------------ both packages
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
@@ -529,7 +529,7 @@ def test_both_names_of_lightning_take_the_callback(tmp_path, package):
     assert same_run(trainer, module, net, opt)
 
 
-# ---------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 class Resumable:
@@ -616,7 +616,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(
     )
 
 
-# ---------------------------------------------------------------------------------------------- fp16
+# --------------------------------------------------------------------------------------------- fp16
 
 
 def scaler():
@@ -651,7 +651,7 @@ def test_fp16_takes_both_passes_through_the_scaler(tmp_path):
     assert plugin.scaler.get_scale() == theirs.get_scale()
 
 
-# ---------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 class Clipping(Module):
@@ -728,7 +728,7 @@ def test_a_run_that_broke_off_leaves_trainer_and_module_as_they_were(tmp_path):
     assert not {"log", "optimizer_step"} & vars(module).keys()
 
 
-# ---------------------------------------------------------------------------------------------- manual optimisation
+# ------------------------------------------------------------------------------ manual optimisation
 
 
 def test_manual_optimisation_with_two_optimizers_takes_closures(tmp_path):
@@ -806,7 +806,7 @@ def test_by_hand_lightnings_wrapper_of_the_optimizer_says_what_is_wrong(tmp_path
                 trainer.fit(module, data())
 
 
-# ---------------------------------------------------------------------------------------------- two processes
+# ------------------------------------------------------------------------------------ two processes
 
 
 def test_two_processes_give_the_numbers_of_one_and_resume_with_their_own_noise(tmp_path):
@@ -823,7 +823,7 @@ def test_two_processes_give_the_numbers_of_one_and_resume_with_their_own_noise(t
     assert torch.equal(resumed["gamma"], through["gamma"])
 
 
-# ---------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

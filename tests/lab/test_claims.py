@@ -69,7 +69,7 @@ def diverge(folder, run):
     put(Store(folder), run.spec, [*records, {**records[-1], "loss": math.nan}], "diverged")
 
 
-# ---------------------------------------------------------------------------------------------- the criteria
+# ------------------------------------------------------------------------------------- the criteria
 
 
 def test_the_criteria_are_those_that_were_fixed_before_the_runs():
@@ -91,7 +91,7 @@ def test_the_numbers_in_the_code_are_those_of_the_rules():
     assert "demo" not in JUDGED
 
 
-# ---------------------------------------------------------------------------------------------- combining
+# ---------------------------------------------------------------------------------------- combining
 
 
 def finding(holds, n=5, scale="small", measure="J", kind="seeds"):
@@ -126,7 +126,7 @@ def test_what_was_measured_names_scale_pairs_and_direction():
     assert alike.measured == "small (5 seeds): 5 pairs"
 
 
-# ---------------------------------------------------------------------------------------------- regression
+# --------------------------------------------------------------------------------------- regression
 
 
 def figure_2(folder, speeds, scale="small"):
@@ -299,7 +299,7 @@ def test_claim_16(tmp_path, grids, power, seeds, verdict):
         assert judgement_of(tmp_path, 16).verdict == "not reproduced"
 
 
-# ---------------------------------------------------------------------------------------------- networks
+# ----------------------------------------------------------------------------------------- networks
 
 
 ENDS = {"sgd": 0.3, "rmsprop": 0.25, "adam": 0.2, TUNED: 0.1}
@@ -668,7 +668,7 @@ def test_an_experiment_that_the_package_does_not_have_is_not_run(tmp_path, monke
     assert "there is no experiment controls-f" in judgement.measured
 
 
-# ---------------------------------------------------------------------------------------------- which runs count
+# --------------------------------------------------------------------------------- which runs count
 
 
 def test_an_empty_store_has_run_nothing(tmp_path):
@@ -758,7 +758,7 @@ def test_a_run_that_diverged_is_worse_than_any_other(tmp_path, seeds, verdict):
     assert (against_sgd.median, against_sgd.better) == (0.0, 1 - 0.1 * len(seeds))
 
 
-# ---------------------------------------------------------------------------------------------- other criteria
+# ----------------------------------------------------------------------------------- other criteria
 
 
 def test_runs_that_were_made_under_other_criteria_are_counted(tmp_path):
@@ -782,7 +782,7 @@ def test_timings_of_other_criteria_are_counted(tmp_path):
     assert judgement_of(tmp_path, 15).other_criteria == 6
 
 
-# ---------------------------------------------------------------------------------------------- what is shown
+# ------------------------------------------------------------------------------------ what is shown
 
 
 def test_the_data_are_valid_json_whatever_diverged(tmp_path):
@@ -864,7 +864,11 @@ def test_the_command_prints_the_claims_and_writes_json_and_markdown(tmp_path):
     command = ["claims", str(tmp_path / "out"), "--json", written[0], "--markdown", written[1]]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    assert "reproduced" in done.stdout
+    lines = done.stdout.splitlines()
+    block = lines.index("  ✔  9. reproduced, 5 seeds, scale small")
+    assert lines[block + 1].strip() == criterion(9).text
+    assert "made under other criteria: 1 run" in " ".join(lines[block + 2 : block + 6])
+    assert max(map(len, lines)) <= 80
     data = json.loads((tmp_path / "c.json").read_text())
     assert len(data) == 17
     assert (data[8]["verdict"], data[8]["n"], data[8]["other_criteria"]) == ("reproduced", 5, 1)

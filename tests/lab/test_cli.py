@@ -135,7 +135,7 @@ def test_figure_1_needs_no_run(tmp_path):
             ["data", "get", "imagenet"],
             "there is no data set 'imagenet'; valid: all, cifar-10, cifar-100, mnist",
         ),
-        (["export", "."], "say where to: --csv FILE or --parquet FILE"),
+        (["export", "."], "nothing to write: give --csv FILE or --parquet FILE"),
         (["reproduce", "figure-1", "--device", "warp"], "device 'warp' cannot be used here"),
     ],
 )

@@ -242,7 +242,7 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
     client.send_signal(signal.SIGINT)
     assert client.wait(PATIENCE) == 130, client.said()
     brake.unlink()
-    assert "goes to its end; nothing is lost. Go on with:" in client.said()
+    assert "finish the runs they have started; nothing is lost. Continue with:" in client.said()
     assert "Traceback" not in client.said()
     wait_until(run.result, worker)
     with Client(address) as watching:
@@ -254,7 +254,8 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
     kill(scheduler)
     assert client.wait(PATIENCE) == 1
     assert (
-        f"the Dask scheduler at {address} is gone. Nothing is lost; go on with: " in client.said()
+        f"the Dask scheduler at {address} is gone. Nothing is lost; continue with: "
+        in client.said()
     )
     assert "Traceback" not in client.said()
 

@@ -34,7 +34,7 @@ from steptuned.lab.data.sets import SETS, DataError, DataSet, Download, File
 LONG = np.random.default_rng(9).bytes(300_000)  # so that a download has a middle
 
 
-# ---------------------------------------------------------------------------------------------- small data sets
+# ---------------------------------------------------------------------------------- small data sets
 
 
 def file_of(name, content):
@@ -162,7 +162,7 @@ def only_whole_files(small, home):
     return all(path.read_bytes() == small.paths(home).get(path) for path in left)
 
 
-# ---------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 def test_small_sets_are_read_value_for_value(small, home):
@@ -373,7 +373,7 @@ def test_reading_does_not_load_the_downloader():
     )
 
 
-# ---------------------------------------------------------------------------------------------- a server
+# ----------------------------------------------------------------------------------------- a server
 
 
 class Site:
@@ -434,7 +434,7 @@ def closed_port():
         yield f"http://127.0.0.1:{free.getsockname()[1]}/"  # bound but not listening: nobody else gets it, nobody answers
 
 
-# ---------------------------------------------------------------------------------------------- fetching
+# ----------------------------------------------------------------------------------------- fetching
 
 
 def test_what_is_fetched_is_there_to_load(small, home, site, capfd):
@@ -763,7 +763,7 @@ def test_progress_is_shown_where_it_is_wanted(cifar, home, site):
     assert "Downloading" not in said
 
 
-# ---------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 @pytest.fixture
@@ -871,7 +871,7 @@ def test_get_that_is_interrupted_says_so(cifar, home, command, monkeypatch):
     )
 
 
-# ---------------------------------------------------------------------------------------------- the official data
+# -------------------------------------------------------------------------------- the official data
 
 
 def test_the_catalogue_is_of_one_piece():

@@ -487,7 +487,7 @@ def test_a_mistake_in_a_panel_is_one_sentence(file, change, sentence):
     assert "\n" not in str(error.value)
 
 
-# ---------------------------------------------------------------------------------------------- entries that follow others
+# ----------------------------------------------------------------------- entries that follow others
 
 FOLLOWING = GOOD.replace(
     "[scales.demo]",

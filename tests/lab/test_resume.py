@@ -257,7 +257,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
     assert code == 130, output
     assert "nothing is lost" in output
     assert "Traceback" not in output
-    assert "--jobs 2" in output.replace("\n", " "), "the command to go on with"
+    assert "--jobs 2" in output.replace("\n", " "), "the command to continue with"
     assert logs.exists()
 
 
