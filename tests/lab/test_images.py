@@ -327,7 +327,7 @@ def test_evaluating_changes_nothing_and_always_says_the_same(small, network):
 
 
 def test_the_regularisation_is_in_every_methods_gradient(small):
-    """A step of SGD from the same point, with and without lambda, differs by lr * lambda * theta."""
+    """Steps of SGD from the same point with and without lambda differ by lr * lambda * theta."""
     moved = {}
     for decay in (0.0, 0.1):
         problem = make(weight_decay=decay)
@@ -381,7 +381,7 @@ def test_every_method_learns(small, layout):
 
 
 def dropped(problem):
-    """Which numbers each pass drops."""
+    """The elements that dropout sets to zero in each pass."""
     seen = []
     layers = [m for m in problem.model.modules() if isinstance(m, nn.Dropout)]
     layers[0].register_forward_hook(lambda _, __, output: seen.append(output == 0))

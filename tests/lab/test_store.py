@@ -23,7 +23,7 @@ def store(tmp_path):
 
 
 def numbers(run):
-    """All that is logged, but seconds."""
+    """Everything that is logged, except seconds."""
     return [
         {key: value for key, value in record.items() if key != "seconds"}
         for record in run.records()
@@ -149,7 +149,7 @@ class Stop(KeyboardInterrupt):
 
 
 def interrupted(store, monkeypatch, after, **spec):
-    """A run that made a checkpoint before every back-propagation and stopped without notice."""
+    """A run that saved a checkpoint before every back-propagation and was then killed."""
     from steptuned.lab.driver import Driver
 
     run = folder_of(store, make_spec(**spec))
