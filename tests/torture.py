@@ -139,7 +139,7 @@ def kill_runs(folder: Path, kills: int, chance: random.Random) -> Outcome:
     outcome = Outcome()
     deadline = time.monotonic() + PATIENCE
     while run.result() is None and time.monotonic() < deadline:
-        run.forgive()  # as the command does
+        run.clear_failures()  # as the command does
         child = context.Process(target=_execute, args=(run.folder,))
         child.start()
         if outcome.kills < kills:

@@ -1,4 +1,7 @@
-"""accelerate and the Trainer on two ranks, or in one process on the joined mini-batches, for test_accelerate.py."""
+"""accelerate and the Trainer, on two ranks or in one process on the joined mini-batches.
+
+Started by test_accelerate.py.
+"""
 
 import os
 import sys
@@ -23,7 +26,7 @@ def flat(model):
 
 
 def loop(form):
-    """A loop of one's own: the mini-batch of 8 is split over the ranks."""
+    """A hand-written loop: the mini-batch of 8 is split over the ranks."""
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()

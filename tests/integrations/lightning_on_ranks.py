@@ -1,4 +1,7 @@
-"""Two ranks under Lightning, for test_lightning.py: a steady network in float64, then one with dropout, stopped and resumed."""
+"""Two ranks under Lightning, started by test_lightning.py.
+
+First a deterministic network in float64, then one with dropout that is stopped and resumed.
+"""
 
 import sys
 import warnings

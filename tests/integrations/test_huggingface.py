@@ -1,4 +1,7 @@
-"""Step-Tuned SGD under the Trainer of transformers: the numbers of a plain loop, and refusals where that cannot be."""
+"""Step-Tuned SGD under the Trainer of transformers gives the numbers of a plain loop.
+
+Options with which it could not are refused.
+"""
 
 import re
 from pathlib import Path
@@ -33,7 +36,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Tiny networks are faster so."""
+    """Tiny networks are faster with one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -56,7 +59,7 @@ def language_model():
 
 
 def texts(n=14):
-    """Sequences of which some tokens do not count, differently many in each."""
+    """Sequences with different numbers of tokens that do not count."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(40, (n, 10), generator=generator)
     labels = tokens.clone()
@@ -110,7 +113,7 @@ def trainer_of(
 
 
 def groups(model, weight_decay=0.01):
-    """Weight decay for what is not a bias and not of a norm, as the Trainer has it."""
+    """Weight decay for all parameters except biases and norms, as in the Trainer."""
     decays = [p for name, p in model.named_parameters() if not re.search(r"bias|ln_|norm", name)]
     rest = [p for name, p in model.named_parameters() if re.search(r"bias|ln_|norm", name)]
     return [{"params": decays, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
@@ -160,12 +163,12 @@ def same_run(trainer, model, opt):
     )
 
 
-# ---------------------------------------------------------------------------------------------- the same numbers
+# --------------------------------------------------------------------------------- the same numbers
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_the_trainer_gives_the_numbers_of_a_plain_loop(tmp_path, accumulate):
-    """Seven mini-batches an epoch: with accumulation, the last update of an epoch has fewer."""
+    """Seven mini-batches per epoch: with accumulation, the last update of an epoch has fewer."""
     trainer = trainer_of(
         tmp_path, gradient_accumulation_steps=accumulate, include_num_input_tokens_seen="all"
     )
@@ -354,7 +357,7 @@ def test_a_model_whose_loss_the_trainer_divides(tmp_path):
 
 
 def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_update(tmp_path):
-    """The Trainer adds what an epoch of unknown length leaves to the first update of the next one."""
+    """Micro-batches left over by an epoch of unknown length go to the first update of the next."""
 
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -373,7 +376,7 @@ def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_upda
     )
 
 
-# ---------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 @pytest.mark.parametrize(
@@ -396,7 +399,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(tmp_path, 
 
 @pytest.mark.parametrize("where", ["on_substep_end", "on_pre_optimizer_step"])
 def test_a_run_that_broke_off_can_be_started_again(tmp_path, where):
-    """Between two micro-batches nothing has moved yet; after both passes the half step is dropped."""
+    """Between micro-batches nothing has moved yet; after both passes the half step is dropped."""
 
     class Breaks(TrainerCallback):
         broken = False
@@ -417,7 +420,7 @@ def test_a_run_that_broke_off_can_be_started_again(tmp_path, where):
         assert same_run(trainer, *regress(in_updates(parts)))
 
 
-# ---------------------------------------------------------------------------------------------- the log
+# ------------------------------------------------------------------------------------------ the log
 
 
 def test_the_log_has_the_diagnostics_at_its_interval_only(tmp_path, monkeypatch):
@@ -452,7 +455,7 @@ def test_after_100_updates_the_log_says_at_which_bound_gamma_is(tmp_path):
     assert row["effective_lr/pg1"] == pytest.approx(1e-4)
 
 
-# ---------------------------------------------------------------------------------------------- schedulers
+# --------------------------------------------------------------------------------------- schedulers
 
 
 def test_decay_every_with_the_default_scheduler_is_warned_of(tmp_path):
@@ -485,7 +488,7 @@ def test_decay_every_with_a_scheduler_of_ones_own_is_warned_of(tmp_path):
         trainer.train()
 
 
-# ---------------------------------------------------------------------------------------------- BatchNorm
+# ---------------------------------------------------------------------------------------- BatchNorm
 
 
 class Normalised(Regression):
@@ -517,7 +520,7 @@ def test_the_second_pass_can_leave_the_statistics_of_batchnorm_alone(tmp_path, f
     assert model.norm.num_batches_tracked == (14 if freeze else 28)
 
 
-# ---------------------------------------------------------------------------------------------- sequence to sequence
+# ----------------------------------------------------------------------------- sequence to sequence
 
 
 class StepTunedSeq2SeqTrainer(StepTunedTrainer, Seq2SeqTrainer):
@@ -574,7 +577,7 @@ def test_the_trainer_is_mixed_with_seq2seqtrainer(tmp_path):
     assert trainer.optimizer.optimizer.stats().iterations == trainer.state.global_step == 14
 
 
-# ---------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -610,7 +613,7 @@ def test_another_optimizer_is_refused(tmp_path):
         trainer_of(tmp_path, model, choice=(torch.optim.SGD, {"lr": 0.1})).train()
 
 
-# ---------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -1,4 +1,7 @@
-"""Step-Tuned SGD under Lightning's Trainer: the numbers of a plain loop, and refusals where Lightning would change them."""
+"""Step-Tuned SGD under Lightning's Trainer gives the numbers of a plain loop.
+
+Options with which Lightning would change them are refused.
+"""
 
 import csv
 import importlib
@@ -47,7 +50,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Tiny networks are faster so."""
+    """Tiny networks are faster with one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -72,7 +75,7 @@ def make_optimizer(model, base=None, **options):
 
 
 class Module(pl.LightningModule):
-    """A user's module. Its noise depends on the mini-batch only, so that a plain loop can draw the same."""
+    """A user's module. Its noise depends on the mini-batch only, so a plain loop can repeat it."""
 
     def __init__(self, **options):
         super().__init__()
@@ -148,7 +151,7 @@ def same_run(trainer, module, net, opt):
     )
 
 
-# ---------------------------------------------------------------------------------------------- automatic optimisation
+# --------------------------------------------------------------------------- automatic optimisation
 
 
 def test_a_trainer_gives_the_numbers_of_a_plain_loop_and_counts_iterations(tmp_path):
@@ -231,7 +234,7 @@ def test_the_trainers_clipping_is_done_by_the_optimizer(tmp_path):
 
 
 def test_without_the_callback_lightning_clips_what_is_measured(tmp_path):
-    """Why there is a callback."""
+    """This is why the callback exists."""
     module = Module()
     trainer = trainer_of(tmp_path, gradient_clip_val=0.05)
     trainer.fit(module, data())
@@ -331,7 +334,7 @@ def metrics(logger):
     return list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
 
 
-# ---------------------------------------------------------------------------------------------- skipped mini-batches
+# ----------------------------------------------------------------------------- skipped mini-batches
 
 
 class Skipping(Module):
@@ -352,7 +355,7 @@ class Skipping(Module):
 
 
 def plain_skipping(half=False):
-    """The same as a loop: of the third mini-batch nothing, or the first half of its step."""
+    """The same as a loop: the third mini-batch makes no step, or only its first half."""
     net = network()
     opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
@@ -412,7 +415,7 @@ def test_other_errors_of_a_step_are_not_swallowed(tmp_path):
         trainer_of(tmp_path, StepTuned()).fit(Breaks(), data())
 
 
-# ---------------------------------------------------------------------------------------------- BatchNorm
+# ---------------------------------------------------------------------------------------- BatchNorm
 
 
 def normalised():
@@ -475,7 +478,7 @@ def test_fp16_can_leave_the_statistics_of_batchnorm_alone(tmp_path):
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_stochastic_weight_averaging_updates_the_statistics_of_batchnorm(tmp_path, freeze):
-    """By an epoch of forward passes, which must neither step nor see a mini-batch twice."""
+    """It does so by an epoch of forward passes, which must not step or repeat a mini-batch."""
     mine, averaging = Normalised(), StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=2)
     callbacks = (StepTuned(freeze_statistics=freeze), averaging)
     trainer = trainer_of(tmp_path, *callbacks, max_epochs=4)
@@ -489,7 +492,7 @@ def test_stochastic_weight_averaging_updates_the_statistics_of_batchnorm(tmp_pat
     torch.testing.assert_close(mine.net[1].running_mean, means.mean(0))
 
 
-# ---------------------------------------------------------------------------------------------- schedulers
+# --------------------------------------------------------------------------------------- schedulers
 
 
 def test_two_schedules_are_warned_of(tmp_path):
@@ -499,7 +502,7 @@ def test_two_schedules_are_warned_of(tmp_path):
         trainer_of(tmp_path, StepTuned()).fit(Module(decay_every=5), data())
 
 
-# ---------------------------------------------------------------------------------------------- both packages
+# ------------------------------------------------------------------------------------ both packages
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
@@ -529,11 +532,11 @@ def test_both_names_of_lightning_take_the_callback(tmp_path, package):
     assert same_run(trainer, module, net, opt)
 
 
-# ---------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 class Resumable:
-    """A loader that can go on in the middle of an epoch."""
+    """A loader that can resume in the middle of an epoch."""
 
     def __init__(self):
         self.loader, self.done, self.start = data(), 0, 0
@@ -555,7 +558,7 @@ class Resumable:
 
 
 class Noisy(Module):
-    """Its dropout goes on with the random numbers of the run."""
+    """Its dropout continues with the random numbers of the run."""
 
     on_train_batch_start = pl.LightningModule.on_train_batch_start
 
@@ -616,7 +619,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(
     )
 
 
-# ---------------------------------------------------------------------------------------------- fp16
+# --------------------------------------------------------------------------------------------- fp16
 
 
 def scaler():
@@ -651,7 +654,7 @@ def test_fp16_takes_both_passes_through_the_scaler(tmp_path):
     assert plugin.scaler.get_scale() == theirs.get_scale()
 
 
-# ---------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 class Clipping(Module):
@@ -728,7 +731,7 @@ def test_a_run_that_broke_off_leaves_trainer_and_module_as_they_were(tmp_path):
     assert not {"log", "optimizer_step"} & vars(module).keys()
 
 
-# ---------------------------------------------------------------------------------------------- manual optimisation
+# ------------------------------------------------------------------------------ manual optimisation
 
 
 def test_manual_optimisation_with_two_optimizers_takes_closures(tmp_path):
@@ -782,7 +785,10 @@ def test_manual_optimisation_with_two_optimizers_takes_closures(tmp_path):
 
 
 def test_by_hand_lightnings_wrapper_of_the_optimizer_says_what_is_wrong(tmp_path):
-    """It gives ``step()`` a closure that does nothing: the forms without a closure need the optimizer itself."""
+    """The wrapper gives ``step()`` a closure that does nothing.
+
+    So the forms without a closure need the optimizer itself.
+    """
 
     class Manual(Module):
         def training_step(self, batch, batch_idx):
@@ -806,7 +812,7 @@ def test_by_hand_lightnings_wrapper_of_the_optimizer_says_what_is_wrong(tmp_path
                 trainer.fit(module, data())
 
 
-# ---------------------------------------------------------------------------------------------- two processes
+# ------------------------------------------------------------------------------------ two processes
 
 
 def test_two_processes_give_the_numbers_of_one_and_resume_with_their_own_noise(tmp_path):
@@ -823,7 +829,7 @@ def test_two_processes_give_the_numbers_of_one_and_resume_with_their_own_noise(t
     assert torch.equal(resumed["gamma"], through["gamma"])
 
 
-# ---------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

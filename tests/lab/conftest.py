@@ -12,14 +12,15 @@ import torch
 
 import small_data
 
-sys.path.append(str(Path(__file__).parents[1]))  # for processes that import this file on their own
+sys.path.append(str(Path(__file__).parents[1]))  # for other processes that import this file
 from processes import MARK, left_behind, wait_until_none
 from steptuned.lab.data.sets import SETS
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import RunSpec
 
-# A shell that starts the tests in the background makes them ignore Ctrl-C, and with them every process that they start.
+# A shell that starts the tests in the background makes them, and all their child processes,
+# ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,7 +48,7 @@ def make_spec(
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_left_behind():
-    """No process that a test has started goes on after the last test."""
+    """Check that no process started by a test outlives the last test."""
     if not Path("/proc/self/environ").exists():
         yield
         return
@@ -58,7 +59,7 @@ def _nothing_is_left_behind():
 
 @pytest.fixture(scope="session")
 def processes():
-    """Real processes that start quickly: forked from a server that has the laboratory loaded already."""
+    """Processes that start quickly: they are forked from a server that has imported the lab."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["steptuned.lab.run"])
     return context
@@ -72,7 +73,10 @@ def _small_files(tmp_path_factory):
 
 @pytest.fixture
 def small(_small_files, monkeypatch):
-    """The laboratory reads small data sets. Gives what a process of its own needs for that: see `small_data.use`."""
+    """Let the laboratory read small data sets.
+
+    Returns what another process needs for the same: see `small_data.use`.
+    """
     sets, folder = _small_files
     for name, described in sets.items():
         monkeypatch.setitem(SETS, name, described)

@@ -3,7 +3,7 @@
 Started by torchrun: ending_on_ranks.py PICKLE FOLDER HOW ARGUMENTS... HOW is
 
 well          nothing happens to it
-error         rank 1 fails in the middle of a run, with a collective pending that no other rank joins
+error         rank 1 fails during a run, with a collective pending that no other rank joins
 error of 0    the lead does
 interrupt     rank 1 gets Ctrl-C there
 

@@ -1,4 +1,7 @@
-"""Started by torchrun: a network with BatchNorm is trained a little and evaluated, by all ranks and then by each alone."""
+"""Train a network with BatchNorm briefly and evaluate it, on all ranks and then on each alone.
+
+Started by torchrun.
+"""
 
 import json
 import os

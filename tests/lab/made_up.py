@@ -21,7 +21,7 @@ ENVIRONMENT = {
 
 
 def records_of(spec, loss, points=40, **more):
-    """A log with this loss, a function of the share of the budget done; likewise whatever else there is."""
+    """A log whose loss, and whatever else is given, is a function of the share of the budget."""
     shares = [i / points for i in range(points + 1)]
     return [
         {
@@ -49,7 +49,10 @@ def put(store, spec, records, status="finished", environment=ENVIRONMENT):
 
 
 def fill(folder, name, records, scale="demo"):
-    """Play an experiment with the records that a function gives for each spec; none: the run is not made."""
+    """Store the runs of an experiment, with the records that a function returns for each spec.
+
+    If it returns none, the run is left out.
+    """
     results = Results(Store(folder))
     plan = stages(paired_runs.experiment_named(name, scale), results)
     try:
@@ -72,9 +75,9 @@ CONTROLS = {
 
 
 class OnePointGrids:
-    """The experiments of the package with a single point in every grid, and the controls, so that stores are small.
+    """An experiment of the package with one point in every grid, so that stores are small.
 
-    Use it in the place of :func:`steptuned.lab.paired_runs.experiment_named`.
+    Use it instead of :func:`steptuned.lab.paired_runs.experiment_named`.
     """
 
     def __init__(self, seeds=5, instances=20):

@@ -1,6 +1,7 @@
-"""Loaded by workers (`--preload`): they say what they do, in files of the folder STEPTUNED_TEST_FOLDER.
+"""Loaded by workers (`--preload`): they write what they do to files in STEPTUNED_TEST_FOLDER.
 
-asked           a line "identity pid" for each run that a worker was handed, before it waits for others to be done with it
+asked           a line "identity pid" for each run that a worker was given, before it waits for
+                other workers to finish with it
 steps-IDENTITY  a line "pid" for each back-propagation of that run
 brake-PID       while it is there, that worker makes no back-propagation
 deadly-SEED     if it is there, runs of that seed kill their process

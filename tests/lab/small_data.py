@@ -12,7 +12,7 @@ TRAIN, TEST = 300, 60
 
 
 def write(folder):
-    """Write them all. Returns what :data:`SETS` has to be, for :func:`use`."""
+    """Write all small data sets. Returns the value of :data:`SETS` that :func:`use` needs."""
     described = {}
     for name, official in SETS.items():
         parts = (
@@ -31,7 +31,7 @@ def write(folder):
 
 
 def use(sets, folder, environment):
-    """Let the laboratory read these."""
+    """Let the laboratory read these data sets."""
     SETS.update(sets)
     environment["STEPTUNED_DATA"] = str(folder)
 
@@ -43,7 +43,7 @@ def _put(path, content):
 
 
 def _images(rows, channels, size, classes, seed):
-    """Noise, with a brightness that tells of the class, so that there is something to learn."""
+    """Noise whose brightness depends on the class, so that there is something to learn."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, rows)
     noise = rng.integers(0, 120, (rows, channels, size, size))

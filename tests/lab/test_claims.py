@@ -51,7 +51,7 @@ def judgement_of(folder, number):
 
 
 def falling(end, speed=1.0, start=1.0):
-    """From the start to its end, exponentially."""
+    """A loss that decreases exponentially to its end."""
     return lambda share: end + (start - end) * math.exp(-8 * speed * share)
 
 
@@ -69,7 +69,7 @@ def diverge(folder, run):
     put(Store(folder), run.spec, [*records, {**records[-1], "loss": math.nan}], "diverged")
 
 
-# ---------------------------------------------------------------------------------------------- the criteria
+# ------------------------------------------------------------------------------------- the criteria
 
 
 def test_the_criteria_are_those_that_were_fixed_before_the_runs():
@@ -91,7 +91,7 @@ def test_the_numbers_in_the_code_are_those_of_the_rules():
     assert "demo" not in JUDGED
 
 
-# ---------------------------------------------------------------------------------------------- combining
+# ---------------------------------------------------------------------------------------- combining
 
 
 def finding(holds, n=5, scale="small", measure="J", kind="seeds"):
@@ -126,7 +126,7 @@ def test_what_was_measured_names_scale_pairs_and_direction():
     assert alike.measured == "small (5 seeds): 5 pairs"
 
 
-# ---------------------------------------------------------------------------------------------- regression
+# --------------------------------------------------------------------------------------- regression
 
 
 def figure_2(folder, speeds, scale="small"):
@@ -190,7 +190,7 @@ GV = {
 
 
 def figure_3(folder, longer=None, **changes):
-    """Ends and speeds, which differ a little between instances. Instance 0 is the opposite of the others."""
+    """Ends and speeds, slightly different for each instance. Instance 0 contradicts the others."""
     curves = {**GV, **changes}
 
     def records(spec):
@@ -299,14 +299,17 @@ def test_claim_16(tmp_path, grids, power, seeds, verdict):
         assert judgement_of(tmp_path, 16).verdict == "not reproduced"
 
 
-# ---------------------------------------------------------------------------------------------- networks
+# ----------------------------------------------------------------------------------------- networks
 
 
 ENDS = {"sgd": 0.3, "rmsprop": 0.25, "adam": 0.2, TUNED: 0.1}
 
 
 def networks(folder, names, ends=None, scale="small", j=None, seeds=None):
-    """Final plain losses by experiment and method; those of ENDS where nothing is said. J likewise, or with a penalty."""
+    """Make runs with these final plain losses by experiment and method; the default is ENDS.
+
+    J is given likewise, or is the plain loss with a penalty.
+    """
 
     def end(said, name, spec):
         value = {**ENDS, **(said or {}).get(name, {})}[spec.method]
@@ -511,7 +514,7 @@ def test_records_too_far_apart_for_a_drop_are_not_judged(tmp_path):
 
 
 def uses(letters, wrong=0):
-    """Final losses with two uses of a mini-batch as the paper says, but for so many cases."""
+    """Final losses with two uses of a mini-batch: as in the paper, except for some cases."""
     twice = {}
     for letter in letters:
         helps = {"sgd": False, "adam": letter == "c", "rmsprop": letter == "c"}
@@ -668,7 +671,7 @@ def test_an_experiment_that_the_package_does_not_have_is_not_run(tmp_path, monke
     assert "there is no experiment controls-f" in judgement.measured
 
 
-# ---------------------------------------------------------------------------------------------- which runs count
+# --------------------------------------------------------------------------------- which runs count
 
 
 def test_an_empty_store_has_run_nothing(tmp_path):
@@ -758,7 +761,7 @@ def test_a_run_that_diverged_is_worse_than_any_other(tmp_path, seeds, verdict):
     assert (against_sgd.median, against_sgd.better) == (0.0, 1 - 0.1 * len(seeds))
 
 
-# ---------------------------------------------------------------------------------------------- other criteria
+# ----------------------------------------------------------------------------------- other criteria
 
 
 def test_runs_that_were_made_under_other_criteria_are_counted(tmp_path):
@@ -782,7 +785,7 @@ def test_timings_of_other_criteria_are_counted(tmp_path):
     assert judgement_of(tmp_path, 15).other_criteria == 6
 
 
-# ---------------------------------------------------------------------------------------------- what is shown
+# ------------------------------------------------------------------------------------ what is shown
 
 
 def test_the_data_are_valid_json_whatever_diverged(tmp_path):
@@ -865,6 +868,11 @@ def test_the_command_prints_the_claims_and_writes_json_and_markdown(tmp_path):
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "reproduced" in done.stdout
+    lines = done.stdout.splitlines()
+    block = lines.index("  ✔  9. reproduced, 5 seeds, scale small")
+    assert lines[block + 1].strip() == criterion(9).text
+    assert "made under other criteria: 1 run" in " ".join(done.stdout.split())
+    assert max(map(len, lines)) <= 80
     data = json.loads((tmp_path / "c.json").read_text())
     assert len(data) == 17
     assert (data[8]["verdict"], data[8]["n"], data[8]["other_criteria"]) == ("reproduced", 5, 1)

@@ -1,4 +1,7 @@
-"""The command, as a user types it: in processes of its own where it works, in this one where it only speaks."""
+"""The command, as a user types it.
+
+It is started as a process where it runs experiments, and called here where it only prints.
+"""
 
 import csv
 import os
@@ -135,7 +138,7 @@ def test_figure_1_needs_no_run(tmp_path):
             ["data", "get", "imagenet"],
             "there is no data set 'imagenet'; valid: all, cifar-10, cifar-100, mnist",
         ),
-        (["export", "."], "say where to: --csv FILE or --parquet FILE"),
+        (["export", "."], "nothing to write: give --csv FILE or --parquet FILE"),
         (["reproduce", "figure-1", "--device", "warp"], "device 'warp' cannot be used here"),
     ],
 )
@@ -283,6 +286,6 @@ def test_without_the_packages_of_the_laboratory_the_command_says_how_to_get_them
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert (
-        done.stderr
-        == "steptuned: the laboratory needs more packages (typer is missing): pip install 'steptuned[lab]'\n"
+        done.stderr == "steptuned: the laboratory needs more packages (typer is missing): "
+        "pip install 'steptuned[lab]'\n"
     )

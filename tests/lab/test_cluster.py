@@ -54,7 +54,7 @@ PATIENCE = 300
 
 
 class Processes:
-    """Starts commands, each in a session of its own, and ends them all with the test."""
+    """Starts commands, each in its own session, and stops them all when the test ends."""
 
     def __init__(self, folder):
         self.folder, self.started = folder, []
@@ -91,7 +91,7 @@ class Processes:
         return json.loads(about.read_text())["address"], process
 
     def worker(self, address, *options, threads=1):
-        """One process, which can be killed, unless other options are given."""
+        """Start a worker: one process, which can be killed, unless other options are given."""
         chosen = options or ("--no-nanny",)
         telling = ("--no-dashboard", "--preload", Path(__file__).parent / "on_workers.py")
         return self.start(
@@ -121,7 +121,7 @@ def processes_of(tmp_path):
 
 
 def wait_until(what, *processes, seconds=120):
-    """A condition that must come true while these processes live."""
+    """Wait for a condition that must become true while these processes are alive."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
         for process in processes:
@@ -132,7 +132,7 @@ def wait_until(what, *processes, seconds=120):
 
 
 def runs_of(process, out):
-    """The runs that a worker is in the middle of."""
+    """The runs that a worker is executing."""
     return [
         run
         for run in Store(out).runs()
@@ -168,7 +168,7 @@ def assert_never_two_at_a_run(folder):
 def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(
     processes_of, tmp_path
 ):
-    """A second cluster, and a second client, take over while a worker of the first is still at a run."""
+    """A second cluster and client take over while a worker of the first still executes a run."""
     out = tmp_path / "out"
     address, _ = processes_of.scheduler()
     first, second = processes_of.worker(address), processes_of.worker(address)
@@ -242,7 +242,7 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
     client.send_signal(signal.SIGINT)
     assert client.wait(PATIENCE) == 130, client.said()
     brake.unlink()
-    assert "goes to its end; nothing is lost. Go on with:" in client.said()
+    assert "finish the runs they have started; nothing is lost. Continue with:" in client.said()
     assert "Traceback" not in client.said()
     wait_until(run.result, worker)
     with Client(address) as watching:
@@ -254,7 +254,8 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
     kill(scheduler)
     assert client.wait(PATIENCE) == 1
     assert (
-        f"the Dask scheduler at {address} is gone. Nothing is lost; go on with: " in client.said()
+        f"the Dask scheduler at {address} is gone. Nothing is lost; continue with: "
+        in client.said()
     )
     assert "Traceback" not in client.said()
 
@@ -286,7 +287,7 @@ def test_workers_of_this_machine_stop_with_ctrl_c_and_go_on_with_the_same_number
 
 
 def test_workers_that_cannot_make_runs_are_refused(processes_of, tmp_path):
-    """Those with several threads, also when they come later, and those who do not see the folder."""
+    """Workers with several threads, even if they join later, and workers without the folder."""
     address, _ = processes_of.scheduler()
     worker = processes_of.worker(address, threads=2)
     run = folder_of(Store(tmp_path / "out"), make_spec())
@@ -354,7 +355,7 @@ SLURM = Path(__file__).parents[2] / "examples" / "slurm_sweep.py"
 
 
 def slurm_sweep(folder, *arguments):
-    """Jobs say what they have to say in the folder they were submitted from."""
+    """Jobs write their output to the folder that they were submitted from."""
     return subprocess.run(
         [sys.executable, SLURM, *map(str, arguments)],
         cwd=folder,

@@ -1,4 +1,7 @@
-"""Data sets, on small ones in the official formats, from a real server; and on the official ones where STEPTUNED_DATA has them."""
+"""Data sets: small ones in the official formats, from a real server.
+
+The official ones are tested too if STEPTUNED_DATA has them.
+"""
 
 import errno
 import gzip
@@ -34,7 +37,7 @@ from steptuned.lab.data.sets import SETS, DataError, DataSet, Download, File
 LONG = np.random.default_rng(9).bytes(300_000)  # so that a download has a middle
 
 
-# ---------------------------------------------------------------------------------------------- small data sets
+# ---------------------------------------------------------------------------------- small data sets
 
 
 def file_of(name, content):
@@ -103,7 +106,7 @@ class Small:
         return {where / self.folder / name: content for name, content in self.files.items()}
 
     def offer(self, *urls, archive=None):
-        """The archive, or for MNIST's kind every file by itself, at these addresses."""
+        """Downloads from these addresses: the archive, or each file for the format of MNIST."""
         if self.data.format == "idx":
             offers = [
                 Download(file_of(*f), tuple(url + f[0] for url in urls), (f[0],))
@@ -150,19 +153,19 @@ def cifar(monkeypatch):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """An empty folder of data sets, which STEPTUNED_DATA names."""
+    """An empty folder of data sets, to which STEPTUNED_DATA is set."""
     monkeypatch.setenv("STEPTUNED_DATA", str(tmp_path / "data"))
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
 
 
 def only_whole_files(small, home):
-    """Nothing but whole files, and the lock, is in the folder of a data set."""
+    """Check that the folder of a data set has only complete files and the lock."""
     left = {path for path in (home / small.folder).rglob("*") if path.name != ".lock"}
     return all(path.read_bytes() == small.paths(home).get(path) for path in left)
 
 
-# ---------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 def test_small_sets_are_read_value_for_value(small, home):
@@ -263,7 +266,8 @@ def test_a_folder_without_the_set_is_named(cifar, home, monkeypatch):
         monkeypatch.setenv("STEPTUNED_DATA", str(where))
         with pytest.raises(
             DataError,
-            match=rf"^there is no cifar-10 in {where} \(no folder cifar-10-bin\); run `steptuned data get",
+            match=rf"^there is no cifar-10 in {where} \(no folder cifar-10-bin\); "
+            "run `steptuned data get",
         ):
             load("cifar-10")
 
@@ -295,7 +299,8 @@ def test_a_foreign_cifar_file_is_not_read(reason, tmp_path):
     (tmp_path / "a.bin").write_bytes(FOREIGN_CIFAR[reason])
     with pytest.raises(
         DataError,
-        match=f"a.bin is not in the format of its data set: {reason}; replace it with the official file",
+        match=f"a.bin is not in the format of its data set: {reason}; "
+        "replace it with the official file",
     ):
         read_cifar(tmp_path / "a.bin", 1, 48, 10)
 
@@ -373,7 +378,7 @@ def test_reading_does_not_load_the_downloader():
     )
 
 
-# ---------------------------------------------------------------------------------------------- a server
+# ----------------------------------------------------------------------------------------- a server
 
 
 class Site:
@@ -397,7 +402,7 @@ class Site:
                         self.wfile.write(body[start : start + step])
                         time.sleep(pause)
                 except OSError:
-                    self.close_connection = True  # the one who asked is gone
+                    self.close_connection = True  # the client is gone
 
             def log_message(self, *args):
                 pass
@@ -431,10 +436,11 @@ def site(monkeypatch):
 def closed_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{free.getsockname()[1]}/"  # bound but not listening: nobody else gets it, nobody answers
+        # The port is bound but nobody listens, so nobody else can use it and nobody answers.
+        yield f"http://127.0.0.1:{free.getsockname()[1]}/"
 
 
-# ---------------------------------------------------------------------------------------------- fetching
+# ----------------------------------------------------------------------------------------- fetching
 
 
 def test_what_is_fetched_is_there_to_load(small, home, site, capfd):
@@ -638,7 +644,8 @@ def test_too_little_space_is_found_before_the_download(cifar, home, site, monkey
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=need - 1))
     with pytest.raises(
         DataError,
-        match=r"MB are needed and .* MB are free in .*cifar-10-bin; free some space, or choose another",
+        match=r"MB are needed and .* MB are free in .*cifar-10-bin; "
+        "free some space, or choose another",
     ):
         fetch("cifar-10", home, progress=False)
     assert site.asked == []
@@ -710,7 +717,7 @@ def size_of(path):
 
 
 def half_way(url, cifar, home):
-    """A process in the midst of a slow download, over an old folder that lacks one file."""
+    """A process in the middle of a slow download, into a folder where one file is missing."""
     cifar.write(home)
     (home / cifar.folder / "test.bin").write_bytes(b"old")
     process = fetching_process(url, home)
@@ -763,7 +770,7 @@ def test_progress_is_shown_where_it_is_wanted(cifar, home, site):
     assert "Downloading" not in said
 
 
-# ---------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 @pytest.fixture
@@ -842,7 +849,8 @@ def test_get_all_fetches_the_others_when_one_fails_and_exits_with_1(all_small, h
         f"{name}: fetched, {home / SETS[name].folder}" for name in ("cifar-100", "mnist")
     ]
     assert done.stderr.startswith(
-        f"steptuned: small.tar.gz could not be fetched ({site.url}/none: HTTP 404); check the network"
+        f"steptuned: small.tar.gz could not be fetched ({site.url}/none: HTTP 404); "
+        "check the network"
     )
     assert len(done.stderr.splitlines()) == 1
 
@@ -871,7 +879,7 @@ def test_get_that_is_interrupted_says_so(cifar, home, command, monkeypatch):
     )
 
 
-# ---------------------------------------------------------------------------------------------- the official data
+# -------------------------------------------------------------------------------- the official data
 
 
 def test_the_catalogue_is_of_one_piece():

@@ -182,7 +182,8 @@ def test_the_commands_pack_verify_and_unpack(store, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "9 runs, 5 of them thinned" in ended.stdout
     assert (
-        "all as they were packed" in steptuned("evidence", "verify", tmp_path / "evidence").stdout
+        "all unchanged since they were packed"
+        in steptuned("evidence", "verify", tmp_path / "evidence").stdout
     )
     ended = steptuned("evidence", "unpack", tmp_path / "evidence", "--to", tmp_path / "again")
     assert "9 runs" in ended.stdout

@@ -57,7 +57,7 @@ def file(tmp_path):
 
 
 class Invented:
-    """A reader whose runs end with the losses it is told."""
+    """A reader whose runs end with the given losses."""
 
     def __init__(self, loss):
         self.loss = loss
@@ -160,7 +160,7 @@ def test_scores_keep_their_unit_where_no_trial_comes_near_the_best_of_all(file):
     experiment = load(file(text), "paper")
 
     class Racing(Invented):
-        """SGD comes near J* = 0.2 with both learning rates, the other entry with none."""
+        """SGD comes close to J* = 0.2 with both learning rates, the other entry with none."""
 
         def records(self, spec):
             end = 0.2 if spec.method == "sgd" else 0.5
@@ -487,7 +487,7 @@ def test_a_mistake_in_a_panel_is_one_sentence(file, change, sentence):
     assert "\n" not in str(error.value)
 
 
-# ---------------------------------------------------------------------------------------------- entries that follow others
+# ----------------------------------------------------------------------- entries that follow others
 
 FOLLOWING = GOOD.replace(
     "[scales.demo]",

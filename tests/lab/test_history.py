@@ -1,4 +1,7 @@
-"""What a record says of gamma, against the twin: quartiles and shares over the iterations since the last record."""
+"""The gamma diagnostics of a record against the twin.
+
+They are quartiles and shares over the iterations since the last record.
+"""
 
 from itertools import islice
 

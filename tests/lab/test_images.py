@@ -32,7 +32,7 @@ def driver_of(name, problem, **hyper):
     return Driver(name, problem, {**METHODS[name].defaults, **hyper})
 
 
-# ---------------------------------------------------------------------------------------------- mini-batches
+# ------------------------------------------------------------------------------------- mini-batches
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -134,7 +134,7 @@ def test_fewer_rows_are_a_fixed_choice_that_every_seed_shares(small):
         make(test_rows=61)
 
 
-# ---------------------------------------------------------------------------------------------- images of half the size
+# -------------------------------------------------------------------------- images of half the size
 
 
 def halves(images):
@@ -240,7 +240,7 @@ def test_only_cifar_has_images_of_size_16(small):
     assert "size" not in PROBLEMS["autoencoder"].defaults
 
 
-# ---------------------------------------------------------------------------------------------- what is minimised and logged
+# --------------------------------------------------------------------- what is minimised and logged
 
 
 @pytest.mark.parametrize("problem_name", ["images", "autoencoder"])
@@ -327,7 +327,7 @@ def test_evaluating_changes_nothing_and_always_says_the_same(small, network):
 
 
 def test_the_regularisation_is_in_every_methods_gradient(small):
-    """A step of SGD from the same point, with and without lambda, differs by lr * lambda * theta."""
+    """Steps of SGD from the same point with and without lambda differ by lr * lambda * theta."""
     moved = {}
     for decay in (0.0, 0.1):
         problem = make(weight_decay=decay)
@@ -377,11 +377,11 @@ def test_every_method_learns(small, layout):
         assert problem.evaluate()["loss"] < 0.9 * before
 
 
-# ---------------------------------------------------------------------------------------------- what both passes share
+# --------------------------------------------------------------------------- what both passes share
 
 
 def dropped(problem):
-    """Which numbers each pass drops."""
+    """The elements that dropout sets to zero in each pass."""
     seen = []
     layers = [m for m in problem.model.modules() if isinstance(m, nn.Dropout)]
     layers[0].register_forward_hook(lambda _, __, output: seen.append(output == 0))
@@ -443,7 +443,7 @@ def test_any_method_can_use_each_mini_batch_for_two_consecutive_steps(small, nam
     assert driver.batches == 4
 
 
-# ---------------------------------------------------------------------------------------------- resuming
+# ----------------------------------------------------------------------------------------- resuming
 
 
 @pytest.mark.parametrize("passes", [2, 3], ids=["at a boundary", "between the passes"])
@@ -485,7 +485,7 @@ def test_a_run_that_diverges_says_so_and_ends(small, tmp_path):
     assert not math.isfinite(run.records()[-1]["loss"])
 
 
-# ---------------------------------------------------------------------------------------------- Table 1
+# ------------------------------------------------------------------------------------------ Table 1
 
 
 def test_table_1_is_the_papers():

@@ -42,7 +42,7 @@ def experiment_of(tmp_path, problem, options=""):
 
 
 def run_all(experiment, folder):
-    """All runs of all stages in this process: how many, how many back-propagations and how many records."""
+    """Execute all stages here. Returns the numbers of runs, back-propagations and records."""
     results = Results(Store(folder))
     made = []
     todo = stages(experiment, results)
@@ -71,7 +71,10 @@ def test_a_plan_counts_every_run_record_and_control(tmp_path, monkeypatch):
     [("digits", ""), ("images", 'network = "lenet", rows = 256, eval_rows = 64, batch = 32')],
 )
 def test_the_planned_time_is_that_of_the_runs(small, tmp_path, monkeypatch, problem, options):
-    """Measured in time of the processor, which other processes disturb less; planned and real within a factor of 1.6."""
+    """Planned and real time differ by at most a factor of 1.6.
+
+    CPU time is measured, since other processes disturb it less.
+    """
     monkeypatch.setattr(plan.time, "perf_counter", time.process_time)
     experiment = experiment_of(tmp_path, problem, options)
     ratios = []

@@ -9,7 +9,10 @@ from steptuned.lab.report import prose, results
 
 
 def tuned_records(spec):
-    """Step-Tuned SGD ends at half of SGD's loss; gamma is at its lower bound in the second half of the run."""
+    """Step-Tuned SGD ends at half of SGD's loss.
+
+    Gamma is at its lower bound in the second half of the run.
+    """
     tuned = spec.method == "step-tuned-sgd"
     end = (0.1 if tuned else 0.2) * (1 + spec.seed / 100)
     more = {"plain loss": lambda share: 2 - (2 - end) * share}
@@ -40,8 +43,8 @@ def test_sentences_compare_the_methods_pair_by_pair_and_tell_what_gamma_did(stor
     )
     assert against.endswith("p = 0.031.")
     assert (
-        "inside its bounds [0.5, 2] in 50% of the iterations, at the lower one in 50% and at the upper one in 0%"
-        in gamma
+        "inside its bounds [0.5, 2] in 50% of the iterations, at the lower one in 50% "
+        "and at the upper one in 0%" in gamma
     )
     assert "the median raw gamma was 4 in the first tenth of the run and 0.2 in the last" in gamma
 

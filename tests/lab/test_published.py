@@ -15,7 +15,7 @@ RENEW = "run `make results` and commit what it changes"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The page, the README and the verdicts, computed again."""
+    """The page, the README and the verdicts, computed from the evidence."""
     folder = tmp_path_factory.mktemp("published")
     (folder / "README.md").write_text(README.read_text())
     command = "steptuned results evidence --to docs/results.md"

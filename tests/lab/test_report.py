@@ -360,7 +360,7 @@ def test_tensorboard_has_the_records_and_a_resumed_run_goes_on(tmp_path):
     assert "gamma" in events.Tags()["scalars"]
 
 
-# ---------------------------------------------------------------------------------------------- in a browser
+# ------------------------------------------------------------------------------------- in a browser
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

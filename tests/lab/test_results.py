@@ -1,4 +1,4 @@
-"""The page of results: its numbers are those of the store, and reading leaves the store as it is."""
+"""The results page: its numbers are those of the store, and reading does not change the store."""
 
 import re
 
@@ -45,7 +45,7 @@ def experiments(small, tmp_path):
 
 
 def run(path, out):
-    """In this process, where the small data sets are known."""
+    """Run the command in this process, which knows the small data sets."""
     from steptuned.lab.run import environment_now, execute, folder_of
     from steptuned.lab.search import stages
 

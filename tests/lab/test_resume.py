@@ -1,4 +1,4 @@
-"""Real processes, killed at random moments by SIGKILL, end with exactly the numbers of an undisturbed run."""
+"""Processes killed by SIGKILL at random moments end with the numbers of an undisturbed run."""
 
 import os
 import random
@@ -56,7 +56,10 @@ def test_a_run_killed_again_and_again_ends_with_the_same_numbers(tmp_path, proce
 
 
 class Doomed(Run):
-    """A run whose process is killed when it is about to write one checkpoint too many: a back-propagation beyond the last."""
+    """Execute a run until it has written some checkpoints, then kill its process.
+
+    The kill comes before the next checkpoint, one back-propagation after the last.
+    """
 
     def __init__(self, folder, checkpoints):
         super().__init__(folder)
@@ -77,7 +80,10 @@ def _execute_images(small, folder, checkpoints):
 
 
 def _kill_until_done(run, processes, small, lives):
-    """Kill after so many checkpoints each time, then let it end. Returns in which pass over a mini-batch each kill struck."""
+    """Kill a run after each of these numbers of checkpoints, then let it finish.
+
+    Returns the pass over a mini-batch in which each kill happened.
+    """
     passes = []
     for checkpoints in [*lives, -1]:
         child = processes.Process(target=_execute_images, args=(small, run.folder, checkpoints))
@@ -126,7 +132,7 @@ def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_wit
 def test_a_run_that_comes_no_further_dies_three_times_and_not_again(
     tmp_path, processes, lives, ends
 ):
-    """The first checkpoint of a life is where the one before ended; only a later one is progress."""
+    """A process first saves the checkpoint that it resumed from; only a later one is progress."""
     run = folder_of(Store(tmp_path), make_spec(budget=50))
     for checkpoints in lives:
         child = processes.Process(target=_execute_images, args=(None, run.folder, checkpoints))
@@ -194,7 +200,7 @@ class Sweep:
 
 
 def checkpoints(folder):
-    """What changes as soon as some run has come a little further."""
+    """A value that changes when any run makes progress."""
     return {
         path: path.stat().st_mtime_ns
         for path in folder.glob("runs/*/*/*")
@@ -257,7 +263,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
     assert code == 130, output
     assert "nothing is lost" in output
     assert "Traceback" not in output
-    assert "--jobs 2" in output.replace("\n", " "), "the command to go on with"
+    assert "--jobs 2" in output.replace("\n", " "), "the command to continue with"
     assert logs.exists()
 
 
@@ -275,7 +281,10 @@ lr = 1.0
 
 
 def test_workers_of_a_killed_sweep_end_and_leave_their_run_resumable(tmp_path, monkeypatch):
-    """Killed is the parent alone. One worker is in the middle of a run without any checkpoint, the other is idle."""
+    """Only the parent is killed.
+
+    One worker is executing a run that has no checkpoint yet, the other is idle.
+    """
     monkeypatch.setenv(MARK, mark := uuid.uuid4().hex)
     path, out = tmp_path / "experiment.toml", tmp_path / "out"
     path.write_text(LONG)

@@ -68,8 +68,8 @@ def test_the_interval_is_scipys_bca(n):
 def test_degenerate_intervals():
     assert all(map(math.isnan, median_interval(np.array([2.0]))))
     assert median_interval(np.array([2.0, 2.0, 2.0])) == (2.0, 2.0)
-    # The median of all five is that of any four of them, so BCa has no acceleration and the percentiles remain:
-    # 5.8 % of the resamples have the median 5.
+    # The median of all five is that of any four of them, so BCa has no acceleration and the
+    # percentiles remain: 5.8 % of the resamples have the median 5.
     assert median_interval(np.array([1.0, 1.0, 1.0, 1.0, 5.0])) == (1.0, 5.0)
 
 

@@ -23,7 +23,7 @@ def store(tmp_path):
 
 
 def numbers(run):
-    """All that is logged, but seconds."""
+    """Everything that is logged, except seconds."""
     return [
         {key: value for key, value in record.items() if key != "seconds"}
         for record in run.records()
@@ -149,7 +149,7 @@ class Stop(KeyboardInterrupt):
 
 
 def interrupted(store, monkeypatch, after, **spec):
-    """A run that made a checkpoint before every back-propagation and stopped without notice."""
+    """A run that saved a checkpoint before every back-propagation and was then killed."""
     from steptuned.lab.driver import Driver
 
     run = folder_of(store, make_spec(**spec))
@@ -263,7 +263,7 @@ def test_a_run_whose_process_died_three_times_is_given_up_until_it_is_forgiven(
         assert run.claimant() == {"host": socket.gethostname(), "pid": child.pid, "deaths": deaths}
     if forgiven:
         run.fail("for whatever reason")
-        run.forgive()
+        run.clear_failures()
         assert run.failure() is None
     else:
         with pytest.raises(Died, match="its process died 3 times"):
@@ -283,7 +283,7 @@ def test_a_run_that_ended_is_never_given_up(store):
 def test_a_run_that_is_under_way_is_not_forgiven(store):
     run = folder_of(store, make_spec())
     with run.claim(ENVIRONMENT):
-        run.forgive()
+        run.clear_failures()
         assert run.claimant()["pid"] == os.getpid()
 
 
@@ -299,9 +299,11 @@ def test_experiments_of_one_name_that_differ_are_kept_and_more_seeds_replace(tmp
     content = {"name": "figure-9", "seeds": 3, "options": {}, "title": "old"}
     store.remember("figure-9", "demo", [content], "first")
     store.remember("figure-9", "demo", [{**content, "seeds": 5, "title": "new"}], "second")
-    assert [json.loads(path.read_text())["command"] for path in store.asked()] == ["second"]
+    assert [json.loads(path.read_text())["command"] for path in store.experiment_files()] == [
+        "second"
+    ]
     store.remember("figure-9", "demo", [{**content, "options": {"precision": "bfloat16"}}], "third")
-    assert [json.loads(path.read_text())["command"] for path in store.asked()] == [
+    assert [json.loads(path.read_text())["command"] for path in store.experiment_files()] == [
         "second",
         "third",
     ]
@@ -316,7 +318,7 @@ def test_an_experiment_that_was_kept_under_its_plain_name_is_replaced(tmp_path):
             {"experiments": [content], "command": "older"},
         )
     store.remember("figure-9", "demo", [content], "newer")
-    assert sorted(json.loads(path.read_text())["command"] for path in store.asked()) == [
+    assert sorted(json.loads(path.read_text())["command"] for path in store.experiment_files()) == [
         "newer",
         "older",
     ]

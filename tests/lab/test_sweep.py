@@ -128,7 +128,7 @@ def test_a_worker_that_dies_is_tried_again_and_the_others_go_on(
             else "ZeroDivisionError: an error of the problem's own"
         )
         sweep.failed.clear()
-        sweep._stage("test", specs)  # a failed run is tried anew by the next sweep
+        sweep._stage("test", specs)  # the next sweep tries a failed run again
         assert len(sweep.failed) == 1
 
 

@@ -138,8 +138,8 @@ def test_a_run_knows_its_text_and_does_not_go_on_with_another(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rows": 0}, "rows = 0, test_rows = 12: there must be one of each"),
-        ({"rows": 60_000}, "of 16 characters each this Python's text has"),
+        ({"rows": 0}, "rows = 0, test_rows = 12: both must be at least 1"),
+        ({"rows": 60_000}, "the number of windows of 16 characters in this Python's text"),
         ({"width": 15}, "width = 15: must be a multiple of heads = 2"),
         ({"dropout": 1.0}, "dropout = 1.0: must be at least 0 and less than 1"),
     ],

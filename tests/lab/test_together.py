@@ -43,7 +43,7 @@ lr = 0.05
 
 
 class Started:
-    """The command on three ranks, in a session of its own."""
+    """The command on three ranks, in its own session."""
 
     def __init__(self, folder, small, *arguments, script="on_ranks.py"):
         pickled = folder / "small"
@@ -135,7 +135,8 @@ def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
     assert [run.status() for run in undisturbed.runs()] == ["finished"] * 2
     assert all(run.environment()["ranks"] == 3 for run in undisturbed.runs())
 
-    # One process, on the joined mini-batches: the same way up to rounding, which is that of single precision.
+    # One process on the joined mini-batches has the same trajectory up to single-precision
+    # rounding.
     experiment = load(files[0], "paper")
     spec = experiment.spec(
         experiment.entries[0], experiment.entries[0].grid()[0], 1, 0, experiment.budget
@@ -160,7 +161,7 @@ def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
         }.items():
             assert record[name] == pytest.approx(alone[name], rel=within), name
 
-    # A rank is killed in the middle of the second run; the same command goes on.
+    # A rank is killed in the middle of the second run; the same command continues.
     disturbed = ["run", *files, "--out", tmp_path / "disturbed", "--checkpoint-seconds", "0"]
     with Started(tmp_path, small, *disturbed) as started:
         deadline = time.monotonic() + 200
@@ -180,7 +181,7 @@ def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
 
 
 def test_no_thread_of_the_process_group_outlives_the_work(tmp_path, small, files):
-    """One that does may abort the process, after all its work is done."""
+    """Such a thread may abort the process after all its work is done."""
     arguments = (tmp_path, "well", "run", files[0], "--out", tmp_path / "out")
     with Started(tmp_path, small, *arguments, script="ending_on_ranks.py") as started:
         code, said = started.end()
@@ -219,7 +220,7 @@ def test_a_rank_that_fails_waits_for_no_other_rank(tmp_path, small, files, how, 
 
 
 def test_the_network_that_is_judged_is_the_same_on_all_ranks(tmp_path, small):
-    """BatchNorm has statistics of each rank's rows; those of the lead count."""
+    """BatchNorm has the statistics of each rank's rows; the lead's are used."""
     with Started(
         tmp_path, small, tmp_path / "said.json", script="evaluation_on_ranks.py"
     ) as started:
@@ -236,7 +237,8 @@ def test_the_network_that_is_judged_is_the_same_on_all_ranks(tmp_path, small):
 def test_what_cannot_be_divided_is_refused_in_one_sentence(tmp_path, small):
     path = tmp_path / "experiment.toml"
     path.write_text(
-        'title = "x"\nfigure = "loss"\nproblem = "regression"\nbudget = { epochs = 1 }\n[methods.sgd]\nlr = 1.0\n'
+        'title = "x"\nfigure = "loss"\nproblem = "regression"\nbudget = { epochs = 1 }\n'
+        "[methods.sgd]\nlr = 1.0\n"
     )
     with Started(tmp_path, small, "run", path, "--out", tmp_path / "out") as started:
         code, said = started.end()

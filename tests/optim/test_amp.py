@@ -297,7 +297,7 @@ def test_unscaling_both_passes_by_hand_through_the_scaler_is_right():
     assert same(values(model, opt), values(other_model, other))
 
 
-# ---------------------------------------------------------------------------------------------- low precision
+# ------------------------------------------------------------------------------------ low precision
 
 
 @pytest.mark.filterwarnings("ignore:parameters are:UserWarning")

@@ -196,7 +196,7 @@ def test_replay_state_goes_through_a_checkpoint(tmp_path):
     assert torch.equal(torch.rand(4), expected)
 
 
-# ---------------------------------------------------------------------------------------------- pairing
+# ------------------------------------------------------------------------------------------ pairing
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def run(options, iterations=6, dtype=torch.float64, shapes=SHAPES, groups=2):
     return [p.detach() for p in params], [opt.state[p]["G"] for p in params], gammas, opt.stats()
 
 
-# ---------------------------------------------------------------------------------------------- the same results
+# --------------------------------------------------------------------------------- the same results
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -164,7 +164,7 @@ def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
         assert same(floats, tensors)
 
 
-# ---------------------------------------------------------------------------------------------- held gradients
+# ----------------------------------------------------------------------------------- held gradients
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_parameter_whose_memory_changes_is_followed(change, off):
     torch.testing.assert_close(by_kernel, follow())
 
 
-# ---------------------------------------------------------------------------------------------- the cache
+# ---------------------------------------------------------------------------------------- the cache
 
 STATUS = "import steptuned; print(*steptuned.kernel_status())"
 

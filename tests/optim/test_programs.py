@@ -45,7 +45,7 @@ def iterate(model, opt, x, n=1, **options):
             body_of(model, opt, x)()
 
 
-# ------------------------------------------------------------------------------------------ arguments
+# ---------------------------------------------------------------------------------------- arguments
 
 COMPANIONS = [StepTunedGD, BarzilaiBorweinGD, StochasticGV, ArmijoGD]
 
@@ -298,7 +298,7 @@ def test_replay_remembers_nothing_for_an_optimizer_that_wants_none():
     assert not torch.equal(torch.rand(3), first)
 
 
-# ------------------------------------------------------------------------------------------ schedules
+# ---------------------------------------------------------------------------------------- schedules
 
 
 def test_by_default_lr_means_lr():
@@ -329,7 +329,7 @@ def test_a_scheduler_and_decay_every_together_are_warned_about_once(decay_every)
         iterate(model, opt, x)
 
 
-# ------------------------------------------------------------------------------------------ steptuned.check
+# ---------------------------------------------------------------------------------- steptuned.check
 
 
 class Recurrent(nn.Module):
@@ -433,7 +433,7 @@ def test_check_says_that_the_closure_forgot_to_back_propagate():
     assert "made no gradients" in str(steptuned.check(opt, lambda: model(x).sum()))
 
 
-# ------------------------------------------------------------------------------------------ running statistics
+# ------------------------------------------------------------------------------- running statistics
 
 STATISTICS = {
     "batchnorm": lambda: nn.BatchNorm1d(6),

@@ -28,7 +28,7 @@ def quadratic(n=20, seed=0):
     return A.T @ A, torch.randn(n, dtype=torch.float64).requires_grad_()
 
 
-# ---------------------------------------------------------------------------------------------- clipping
+# ----------------------------------------------------------------------------------------- clipping
 
 
 def test_max_grad_norm_clips_the_update_and_not_the_measurement():
@@ -85,7 +85,7 @@ def test_the_first_pass_of_max_grad_norm_is_clip_grad_norm_and_sgd():
         torch.testing.assert_close(a, b)
 
 
-# ---------------------------------------------------------------------------------------------- not finite
+# --------------------------------------------------------------------------------------- not finite
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -182,7 +182,7 @@ def test_a_zero_displacement_is_no_division_by_zero(how, cause, monkeypatch):
     assert opt.stats().ignored == 0
 
 
-# ---------------------------------------------------------------------------------------------- gradients that change
+# ---------------------------------------------------------------------------- gradients that change
 
 
 def network():

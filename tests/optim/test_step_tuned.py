@@ -30,7 +30,7 @@ def network():
     ]
 
 
-# ---------------------------------------------------------------------------------------------- twins
+# -------------------------------------------------------------------------------------------- twins
 
 SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 BASES = {
@@ -215,7 +215,7 @@ def test_a_direction_that_does_not_descend_gives_the_lower_bound_and_leaves_the_
     assert opt.reference.item() == before
 
 
-# ---------------------------------------------------------------------------------------------- forms, hooks, schedulers
+# ------------------------------------------------------------------------- forms, hooks, schedulers
 
 
 def adamw(model, **options):
@@ -306,7 +306,7 @@ def test_other_bases_of_torch_descend(name):
     assert opt.stats().ignored == 0
 
 
-# ---------------------------------------------------------------------------------------------- what can go wrong
+# -------------------------------------------------------------------------------- what can go wrong
 
 
 def test_what_cannot_be_a_base_is_refused_and_left_as_it_was():
@@ -422,7 +422,7 @@ def test_reset_begins_the_measurement_anew_and_leaves_the_base():
     assert same(of_base(), moments), "nor does a distributed checkpoint step it"
 
 
-# ---------------------------------------------------------------------------------------------- GradScaler
+# --------------------------------------------------------------------------------------- GradScaler
 
 
 @pytest.mark.parametrize("how", [{}, {"fused": True}], ids=str)
@@ -461,7 +461,7 @@ def test_an_overflow_on_a_mini_batch_that_is_used_once_is_not_counted():
     assert {int(state["step"]) for state in opt.base.state.values()} == {2}
 
 
-# ---------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 def make(dtype=torch.float32, base="AdamW", **options):

@@ -154,7 +154,7 @@ def test_groups_with_their_own_lr_and_weight_decay_at_every_third_mini_batch():
     follow(opt, params, lambda k: problem.torch_loss(k, *params), twin)
 
 
-# ---------------------------------------------------------------------------------------------- tune_every
+# --------------------------------------------------------------------------------------- tune_every
 
 
 def least_squares(n=1600):
@@ -378,7 +378,7 @@ def test_a_layer_without_a_second_gradient_fades_in_the_unit_of_the_step(missing
     assert opt.gamma.item() == pytest.approx(raw, rel=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------- relative
+# ----------------------------------------------------------------------------------------- relative
 
 
 def test_a_relative_gamma_does_not_depend_on_the_size_of_the_curvature():
@@ -446,7 +446,7 @@ def test_a_relative_gamma_that_is_stuck_says_what_that_means(monkeypatch):
         run(opt, theta, 20, 100.0)
 
 
-# ---------------------------------------------------------------------------------------------- per_group
+# ---------------------------------------------------------------------------------------- per_group
 
 PER_GROUP = {
     "plain": {"bounds": (0.05, 5.0)},
@@ -584,7 +584,7 @@ def test_reset_and_the_notice_are_of_each_group(monkeypatch):
     assert opt.param_groups[0]["gamma"] is not opt.param_groups[1]["gamma"]
 
 
-# ---------------------------------------------------------------------------------------------- GradScaler
+# --------------------------------------------------------------------------------------- GradScaler
 
 
 def scaled_run(model, opt, data, overflow=(), through=True):
@@ -642,7 +642,7 @@ def test_an_overflow_on_a_mini_batch_that_is_used_once_moves_nothing_and_is_not_
     assert opt.needs_second_pass
 
 
-# ---------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 def go_on(model, opt, k, passes):

@@ -1,1 +1,4 @@
-"""The laboratory: the paper's experiments, defined in TOML, run so that they can be killed, and compared. Needs the extra `lab`."""
+"""The laboratory: runs the paper's experiments, defined in TOML, and compares the results.
+
+Runs can be killed at any moment and resumed. Needs the extra `lab`.
+"""

@@ -1,8 +1,8 @@
 """The paper's claims, judged from a store of runs and from nothing else.
 
-A claim is one :class:`Criterion`, fixed before the runs, and one function that judges by it at one
-scale. What several scales, and the two measures of the training loss, say is combined: see
-:func:`combine`. A new claim is one more criterion and one more function.
+A claim has one :class:`Criterion`, fixed before the runs, and one function that applies it at one
+scale. :func:`combine` combines the findings of all scales and of both measures of the training
+loss. To add a claim, add a criterion and a function.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Criterion:
-    """A claim of the paper and when it counts as reproduced."""
+    """A claim of the paper and the condition under which it counts as reproduced."""
 
     number: int
     text: str
@@ -41,72 +41,79 @@ class Criterion:
     thresholds: dict[str, float]
 
 
-# ---------------------------------------------------------------------------------------------- the criteria
+# ------------------------------------------------------------------------------------- the criteria
 #
-# Fixed before the runs that they judge. `criteria_hash` goes into the environment of every run, so a
-# page can say which runs were made under other criteria. The reasons for the thresholds of claim 16
-# are in experiments/rate.toml.
+# Fixed before the runs that they judge. `criteria_hash` is stored in the environment of every run,
+# so that a page can say which runs were made under other criteria. The thresholds of claim 16 are
+# explained in experiments/rate.toml.
 
 RULES: tuple[str, ...] = (
     "The final value of a run is the mean over the last 5 % of its records.",
-    "Comparisons are paired: by seed, or by problem instance where an experiment has several. The seed "
-    "(and, if hyper-parameters are chosen on the first instance only, the instance) on which "
+    "Comparisons are paired: by seed, or by problem instance where an experiment has several. The "
+    "seed (and, if hyper-parameters are chosen on the first instance only, the instance) on which "
     "hyper-parameters are chosen is not among the pairs.",
-    "'A is below B' means: the exact one-sided sign-flip test on the logarithms of the paired ratios "
-    "A / B gives p <= 0.05. A run that diverged is worse than every run that did not.",
-    "Claims about the training loss are judged by the plain loss and by J. If the two verdicts differ, the claim is mixed.",
-    "A claim is judged at each of the scales short, small and paper that has the runs. If two scales "
-    "differ, it is mixed. Scale demo is never judged.",
+    "'A is below B' means: the exact one-sided sign-flip test on the logarithms of the paired "
+    "ratios A / B gives p <= 0.05. A run that diverged is worse than every run that did not.",
+    "Claims about the training loss are judged by the plain loss and by J. If the two verdicts "
+    "differ, the claim is mixed.",
+    "A claim is judged at each of the scales short, small and paper that has the runs. If two "
+    "scales differ, it is mixed. Scale demo is never judged.",
     "A claim about several problems is judged on those that have the runs, and names them.",
-    "reproduced, not reproduced: at least 5 seeds or 20 instances. consistent, inconsistent: 3 or 4 "
-    "seeds, where 'A is below B' means that it is below in every seed. Fewer seeds are not judged.",
+    "reproduced, not reproduced: at least 5 seeds or 20 instances. consistent, inconsistent: 3 or "
+    "4 seeds, where 'A is below B' means that it is below in every seed. Fewer seeds are not "
+    "judged.",
 )
 
 CRITERIA: tuple[Criterion, ...] = (
     Criterion(
         1,
-        "Algorithm 1 comes within 0.1 of J* sooner than Barzilai-Borwein with absolute values and Armijo (Figure 2).",
-        "On the instances of figure-2-instances, its number of iterations to J < J* + 0.1 is below that "
-        "of each of the two. A run that does not get there counts as twice the budget.",
+        "Algorithm 1 comes within 0.1 of J* sooner than Barzilai-Borwein with absolute values and "
+        "Armijo (Figure 2).",
+        "On the instances of figure-2-instances, its number of iterations to J < J* + 0.1 is "
+        "below that of each of the two. A run that does not get there counts as twice the budget.",
         {"never, in budgets": 2.0},
     ),
     Criterion(
         2,
         "Exact-GV is much faster than SGD in about the first 150 epochs (Figure 3).",
-        "On the instances of figure-3-instances, SGD takes at least 1.25 times as long to the J that "
-        "Exact-GV has at epoch 75: 1.25 is below the paired ratio of times. Curves are smoothed by a "
-        "running median over 5 records; a run of SGD that does not get there counts as the whole budget.",
+        "On the instances of figure-3-instances, SGD takes at least 1.25 times as long to the J "
+        "that Exact-GV has at epoch 75: 1.25 is below the paired ratio of times. Curves are "
+        "smoothed by a running median over 5 records; a run of SGD that does not get there counts "
+        "as the whole budget.",
         {"epoch": 75, "ratio": 1.25, "median over records": 5},
     ),
     Criterion(
         3,
         "Stochastic-GV loses most of that advantage (Figure 3).",
-        "On the instances of figure-3-instances, in smoothed J at epoch 75: Exact-GV is below SGD, and the "
-        "advantage of Stochastic-GV over SGD is less than half of Exact-GV's (sign-flip test on half of "
-        "Exact-GV's advantage minus Stochastic-GV's, p <= 0.05).",
+        "On the instances of figure-3-instances, in smoothed J at epoch 75: Exact-GV is below "
+        "SGD, and the advantage of Stochastic-GV over SGD is less than half of Exact-GV's "
+        "(sign-flip test on half of Exact-GV's advantage minus Stochastic-GV's, p <= 0.05).",
         {"epoch": 75, "share": 0.5, "median over records": 5},
     ),
     Criterion(
         4,
         "Expected-GV is at least as good as Exact-GV (Figure 3).",
-        "On the instances of figure-3-instances, its mean of log10 J over the first 150 epochs is not "
-        "higher by 0.005 or more (sign-flip test on Exact-GV's mean + 0.005 minus Expected-GV's, p <= 0.05).",
+        "On the instances of figure-3-instances, its mean of log10 J over the first 150 epochs is "
+        "not higher by 0.005 or more (sign-flip test on Exact-GV's mean + 0.005 minus "
+        "Expected-GV's, p <= 0.05).",
         {"epochs": 150, "margin": 0.005},
     ),
     Criterion(
         5,
         "Step-Tuned SGD is very close to Expected-GV (Figure 3).",
-        "On the instances of figure-3-instances, its mean distance from Expected-GV in log10 J over the "
-        "first 150 epochs is less than a quarter of SGD's (sign-flip test on a quarter of SGD's distance "
-        "minus Step-Tuned SGD's, p <= 0.05).",
+        "On the instances of figure-3-instances, its mean distance from Expected-GV in log10 J "
+        "over the first 150 epochs is less than a quarter of SGD's (sign-flip test on a quarter "
+        "of SGD's distance minus Step-Tuned SGD's, p <= 0.05).",
         {"epochs": 150, "share": 0.25},
     ),
     Criterion(
         6,
-        "SGD ends lower than the fast methods, and Step-Tuned SGD reaches that level with more epochs (Figure 3).",
-        "On the instances of figure-3-instances, the final J of SGD is below that of Exact-GV, Expected-GV "
-        "and Step-Tuned SGD; and in every seed of figure-3-longer, the smoothed J of Step-Tuned SGD comes "
-        "below the mean of SGD's records from epoch 237.5 to epoch 250 within 2,500 epochs.",
+        "SGD ends lower than the fast methods, and Step-Tuned SGD reaches that level with more "
+        "epochs (Figure 3).",
+        "On the instances of figure-3-instances, the final J of SGD is below that of Exact-GV, "
+        "Expected-GV and Step-Tuned SGD; and in every seed of figure-3-longer, the smoothed J of "
+        "Step-Tuned SGD comes below the mean of SGD's records from epoch 237.5 to epoch 250 "
+        "within 2,500 epochs.",
         {"from epoch": 237.5, "to epoch": 250, "median over records": 5},
     ),
     Criterion(
@@ -118,8 +125,8 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion(
         8,
         "Step-Tuned SGD beats SGD in training loss on five of the six problems.",
-        "Its final training loss is below SGD's on all but at most one of the problems; at least four of "
-        "the six are needed for a verdict.",
+        "Its final training loss is below SGD's on all but at most one of the problems; at least "
+        "four of the six are needed for a verdict.",
         {"exceptions": 1, "problems": 4},
     ),
     Criterion(
@@ -130,14 +137,16 @@ CRITERIA: tuple[Criterion, ...] = (
     ),
     Criterion(
         10,
-        "On residual networks the loss drops suddenly in mid-training, by gamma and not by the schedule (Figure 4).",
-        "The curve is log10 of the training loss, as a running median over 5 records and then its running "
-        "minimum, so that the recovery from a spike is no drop. A drop is sudden if, between the first and "
-        "the last tenth of the run, the curve falls within a fiftieth of the run by at least 0.1 and by at "
-        "least four times the median fall in such a window; gamma causes it if the median gamma over the "
-        "twentieth of the run before it and after it differ by a quarter or more. On (a) and on (b): all "
-        "but at most one run of Step-Tuned SGD have a sudden drop caused by gamma, and at most one run of "
-        "SGD, which has the same schedule, has a sudden drop.",
+        "On residual networks the loss drops suddenly in mid-training, by gamma and not by the "
+        "schedule (Figure 4).",
+        "The curve is log10 of the training loss, as a running median over 5 records and then its "
+        "running minimum, so that the recovery from a spike is no drop. A drop is sudden if, "
+        "between the first and the last tenth of the run, the curve falls within a fiftieth of "
+        "the run by at least 0.1 and by at least four times the median fall in such a window; "
+        "gamma causes it if the median gamma over the twentieth of the run before it and after it "
+        "differ by a quarter or more. On (a) and on (b): all but at most one run of Step-Tuned "
+        "SGD have a sudden drop caused by gamma, and at most one run of SGD, which has the same "
+        "schedule, has a sudden drop.",
         {
             "median over records": 5,
             "window": 0.02,
@@ -153,53 +162,56 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion(
         11,
         "Test accuracy rises with that drop (Figure 4).",
-        "The mean accuracy over the twentieth of the run after the drop is at least 2 points above that "
-        "before it, in all but at most one of the runs that have a sudden drop. Without any sudden drop the "
-        "claim is not reproduced.",
+        "The mean accuracy over the twentieth of the run after the drop is at least 2 points "
+        "above that before it, in all but at most one of the runs that have a sudden drop. "
+        "Without any sudden drop the claim is not reproduced.",
         {"side": 0.05, "rise": 0.02, "exceptions": 1},
     ),
     Criterion(
         12,
-        "Using each mini-batch twice makes SGD, Adam and RMSprop worse, but on (c) it helps Adam and RMSprop (Figure 5).",
-        "A case is a method on a problem. In all but at most one case the final training loss with one use "
-        "is below that with two; on (c), for Adam and RMSprop, that with two is below that with one. At "
-        "least two of the four problems are needed for a verdict.",
+        "Using each mini-batch twice makes SGD, Adam and RMSprop worse, but on (c) it helps Adam "
+        "and RMSprop (Figure 5).",
+        "A case is a method on a problem. In all but at most one case the final training loss "
+        "with one use is below that with two; on (c), for Adam and RMSprop, that with two is "
+        "below that with one. At least two of the four problems are needed for a verdict.",
         {"exceptions": 1, "problems": 2},
     ),
     Criterion(
         13,
         "BatchNorm helps Step-Tuned SGD: (f) against (e) (Figure 6).",
-        "The ratio of its final training loss to SGD's on (f), with BatchNorm, is below that on (e), without.",
+        "The ratio of its final training loss to SGD's on (f), with BatchNorm, is below that on "
+        "(e), without.",
         {},
     ),
     Criterion(
         14,
         "Smooth activations and ReLU make no qualitative difference.",
-        "On problem (a), the median paired ratio of Step-Tuned SGD's final training loss to SGD's is on the "
-        "same side of 1 with ReLU, ELU and SiLU.",
+        "On problem (a), the median paired ratio of Step-Tuned SGD's final training loss to SGD's "
+        "is on the same side of 1 with ReLU, ELU and SiLU.",
         {},
     ),
     Criterion(
         15,
         "Wall-clock per epoch relative to SGD is that of Table 2.",
-        "The median ratio of Step-Tuned SGD, over at least 15 interleaved rounds, is within 0.1 of the "
-        "paper's on all six problems.",
+        "The median ratio of Step-Tuned SGD, over at least 15 interleaved rounds, is within 0.1 "
+        "of the paper's on all six problems.",
         {"distance": 0.1, "rounds": 15},
     ),
     Criterion(
         16,
         "The smallest mean square of the gradient falls as k^-(1/2 - delta), or faster.",
-        "For every delta, the slope of log min_j E|grad J(theta_j)|^2 against log k, fitted over the last "
-        "decade of k, is at most -(1/2 - delta) within its 95 % bootstrap interval over at least 20 seeds: "
-        "the lower end of the interval is at most that. Not judged if the smallest value at the end is more "
-        "than half of the value at the start.",
+        "For every delta, the slope of log min_j E|grad J(theta_j)|^2 against log k, fitted over "
+        "the last decade of k, is at most -(1/2 - delta) within its 95 % bootstrap interval over "
+        "at least 20 seeds: the lower end of the interval is at most that. Not judged if the "
+        "smallest value at the end is more than half of the value at the start.",
         {"decades": 1, "fallen to": 0.5, "seeds": 20},
     ),
     Criterion(
         17,
         "Ours, not the paper's: the tuning, and not a constant, is what helps.",
-        "On (f) and (a), the final plain loss of Step-Tuned SGD is below that of the best control of "
-        "controls-f and controls-a: the one with the lowest mean final plain loss over the same seeds.",
+        "On (f) and (a), the final plain loss of Step-Tuned SGD is below that of the best control "
+        "of controls-f and controls-a: the one with the lowest mean final plain loss over the "
+        "same seeds.",
         {},
     ),
 )
@@ -218,13 +230,13 @@ def criterion(number: int) -> Criterion:
 # -------------------------------------------------------------------------- what a judgement is
 
 ALPHA = 0.05
-"""The p up to which 'A is below B'."""
+"""'A is below B' if p is at most this."""
 JUDGED = ("small", "short", "paper")
 """The scales that are judged."""
 J_ONLY = ("loss",)
 TRAINING_LOSS = ("plain loss", "loss")
 LABELS = {"loss": "J", "gradient": "|grad J|^2"}
-"""Of the measures that are not called what they are."""
+"""Names of the measures whose key is not their name."""
 
 
 @dataclass(frozen=True)
@@ -258,25 +270,32 @@ class Finding:
     measured: str
     comparisons: tuple[Compared, ...]
     pairs: Pairs
-    """The fewest that it is based on."""
+    """The smallest set of pairs that it is based on."""
     scale: str = ""
     measure: str = ""
 
 
 @dataclass(frozen=True)
 class Judgement:
+    """The verdict on a claim, and what it is based on."""
+
     verdict: Verdict
     measured: str
     """The numbers, in words; or what is missing."""
     scales: tuple[str, ...] = ()
-    """Those that were judged."""
+    """The scales that were judged."""
     n: int = 0
     """Number of pairs, at the scale that has the most."""
     pairs: str = ""
-    """What they are: seeds, instances or rounds."""
+    """What the pairs are: seeds, instances or rounds."""
     comparisons: tuple[Compared, ...] = ()
     other_criteria: int = 0
     """Number of runs it is based on that were made under other criteria."""
+
+    @property
+    def size(self) -> str:
+        """The number of pairs and what they are, such as "5 seeds"; empty without any."""
+        return f"{self.n} {self.pairs}" if self.n else ""
 
     @property
     def weakest(self) -> Compared | None:
@@ -286,7 +305,7 @@ class Judgement:
 
 
 Judge = Callable[[PairedRuns, Mapping[str, float], str], Finding]
-"""From the runs of a scale, the thresholds of the criterion, and a measure of the training loss."""
+"""Takes the runs of a scale, the thresholds of the criterion and a measure of the training loss."""
 
 
 @dataclass(frozen=True)
@@ -294,7 +313,7 @@ class Claim:
     criterion: Criterion
     judge: Judge
     measures: tuple[str, ...]
-    """By which it is judged; if they disagree it is mixed."""
+    """The measures that it is judged by. If they disagree, the verdict is mixed."""
 
     @property
     def number(self) -> int:
@@ -309,7 +328,7 @@ CLAIMS: list[Claim] = []
 
 
 def judges(number: int, measures: tuple[str, ...] = J_ONLY) -> Callable[[Judge], Judge]:
-    """Let a function judge a claim."""
+    """Register a function as the judge of a claim."""
 
     def register(judge: Judge) -> Judge:
         CLAIMS.append(Claim(criterion(number), judge, measures))
@@ -346,7 +365,7 @@ def _judge(claim: Claim, scales: list[PairedRuns]) -> Judgement:
 
 
 def _is_of_other_criteria(environment: Any) -> bool:
-    """Whether a run was begun, or resumed, while claims were judged by other criteria than now."""
+    """Whether a run was started or resumed under other criteria than the current ones."""
     if not isinstance(environment, dict):
         return True
     made_in = [environment, *environment.get("resumed in", [])]
@@ -356,8 +375,8 @@ def _is_of_other_criteria(environment: Any) -> bool:
 def combine(findings: Sequence[Finding]) -> Judgement:
     """One verdict from all scales and measures.
 
-    It is mixed if any two differ in whether the claim holds, else as certain as the scale with the
-    most pairs.
+    It is mixed if any two findings disagree. Otherwise the scale with the most pairs decides how
+    certain it is.
     """
     most = max(findings, key=lambda finding: (finding.pairs.is_enough, finding.pairs.n)).pairs
     holds = {finding.holds for finding in findings}
@@ -369,15 +388,16 @@ def combine(findings: Sequence[Finding]) -> Judgement:
     else:
         verdict = "consistent" if holds == {True} else "inconsistent"
     scales = tuple(dict.fromkeys(finding.scale for finding in findings))
-    told = [_told([f for f in findings if f.scale == scale], len(holds) > 1) for scale in scales]
+    mixed = len(holds) > 1
+    told = [_summary([f for f in findings if f.scale == scale], mixed) for scale in scales]
     comparisons: list[Compared] = []
     for one in findings:
         comparisons += [replace(c, scale=one.scale, measure=one.measure) for c in one.comparisons]
     return Judgement(verdict, "; ".join(told), scales, most.n, most.kind, tuple(comparisons))
 
 
-def _told(findings: list[Finding], is_mixed: bool) -> str:
-    """What was measured at one scale; where findings differ, which way each of them points."""
+def _summary(findings: list[Finding], is_mixed: bool) -> str:
+    """What was measured at one scale. If the verdict is mixed, also which findings hold."""
 
     def words(finding: Finding) -> str:
         direction = "holds" if finding.holds else "does not hold"
@@ -391,7 +411,7 @@ def _told(findings: list[Finding], is_mixed: bool) -> str:
 
 
 def as_data(judged: list[tuple[Claim, Judgement]]) -> list[dict[str, Any]]:
-    """For JSON, which has no infinite numbers."""
+    """The judgements as data for JSON, which has no infinite numbers."""
     return [
         {
             "number": claim.number,
@@ -429,14 +449,14 @@ def _finding(
     comparisons: Sequence[Compared] = (),
     pairs: Sequence[Pairs] = (),
 ) -> Finding:
-    """A finding with the fewest pairs of all that it is based on."""
+    """A finding. Its pairs are the smallest set among those it is based on."""
     all_pairs = [*(compared.pairs for compared in comparisons), *pairs]
     fewest = min(all_pairs, key=lambda pairs: (pairs.is_enough, pairs.n))
     return Finding(holds, measured, tuple(comparisons), fewest)
 
 
 def _all_hold(comparisons: Sequence[Compared], where: str = "") -> Finding:
-    """All comparisons must hold; tells those that do not."""
+    """A finding that holds if all comparisons do. It lists those that do not."""
     failing = [compared for compared in comparisons if not compared.below]
     if failing:
         told = f"{len(failing)} of {len(comparisons)} fail: {'; '.join(map(str, failing))}"
@@ -448,14 +468,14 @@ def _all_hold(comparisons: Sequence[Compared], where: str = "") -> Finding:
 
 
 def _final_below(e: PairedRuns, name: str, a: str, b: str, pairs: Pairs, measure: str) -> Compared:
-    """The final values of an entry against those of another."""
+    """Compare the final values of two entries."""
     values = [e.finals(name, entry, pairs, measure) for entry in (a, b)]
     what = f"{_problem(name)}{e.label(name, a)} / {e.label(name, b)}"
     return Compared(what, compare_ratios(*values), pairs)
 
 
 def _problem(name: str) -> str:
-    """The letter of Table 1, where it is a problem of it."""
+    """The letter of the problem in Table 1, or nothing if it is not in it."""
     is_network = name.startswith(("figure-4", "figure-5", "figure-6", "controls"))
     return f"({name[-1]}) " if is_network else ""
 
@@ -465,7 +485,7 @@ def _letters(names: Iterable[str]) -> str:
 
 
 def _where_run(names: Iterable[str], look: Callable[[str], Found]) -> dict[str, Found]:
-    """What is found in every experiment that has the runs."""
+    """The result of ``look`` for every experiment that has the runs."""
     found, missing = {}, []
     for name in names:
         try:
@@ -665,7 +685,7 @@ def _sudden_drops(
     measure: str,
     side: float,
 ) -> list[Drop]:
-    """The largest drop of each run, where it is sudden. A run that diverged has none."""
+    """The largest drop of each run, if it is sudden. A run that diverged has none."""
     limits = {**criterion(10).thresholds, "side": side}
     drops = []
     for records in e.records(name, entry, pairs):
@@ -714,7 +734,7 @@ def accuracy_rises(e: PairedRuns, limits: Mapping[str, float], measure: str) -> 
     median = 100 * float(np.median(rises))
     told = f"{_letters(found)}: accuracy rises with {enough} of {len(rises)} sudden drops"
     told += f", by a median of {median:.2g} points"
-    # A single drop without a rise is an exception to nothing.
+    # A single drop without a rise does not count as an exception.
     holds = enough >= max(1, len(rises) - limits["exceptions"])
     return _finding(holds, told, pairs=all_pairs)
 

@@ -17,11 +17,11 @@ from typer.core import TyperGroup
 from steptuned.lab.data import commands
 from steptuned.lab.ranks import started_by_torchrun
 from steptuned.lab.run import CHECKPOINT_SECONDS
-from steptuned.lab.terminal import RequestError, console, errors, print_rows, stop
+from steptuned.lab.terminal import PLAIN, RequestError, console, errors, print_rows, stop
 
 
 class Commands(TyperGroup):
-    """The command and its subcommands. A mistake of the user ends it with one sentence."""
+    """The command and its subcommands. A user's mistake ends it with a one-sentence message."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -75,7 +75,7 @@ DASK = (
     "Run on the Dask cluster of this scheduler. Its workers need access to the folder "
     "[bold]--out[/] and one thread each. [bold]local:N[/]: N workers on this machine."
 )
-OUT = "Folder of runs and figures. Runs that are already in it are not run again."
+OUT = "Folder of runs and figures. Runs that are complete in it are not repeated."
 TENSORBOARD = "Also write the records to this folder, as TensorBoard scalars."
 REPORT = "Folder of the report; by default [bold]report[/] in the folder of the runs, or here."
 STORE = "The folder given as --out, or one made by [bold]steptuned evidence pack[/]."
@@ -151,7 +151,9 @@ def _run_options(
     data: DataOption = None,
     autocast: Annotated[
         bool,
-        typer.Option("--bf16", help="Networks compute in bfloat16 (autocast), unlike the paper's."),
+        typer.Option(
+            "--bf16", help="Networks compute in bfloat16 (autocast), unlike in the paper."
+        ),
     ] = False,
     checkpoint_seconds: Annotated[
         float,
@@ -203,7 +205,7 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
 def reproduce(names: Names, options: Any, scale: ScaleOption = Scale.small) -> None:
     """Run experiments of the paper and draw their figures.
 
-    It can be stopped at any moment, even by kill -9. The same command then continues where it was
+    You can stop it at any moment, even with kill -9. The same command continues where it stopped
     and ends with the same numbers.
 
     Example: [bold]steptuned reproduce figure-2 figure-3 --scale demo[/]
@@ -269,7 +271,7 @@ def show(folder: StoreArgument) -> None:
         advice = "its spec.json cannot be read; delete the folder to run it again"
         console.print(f"[red]CORRUPT[/] {path}: {advice}")
     print_rows(COLUMNS, listing.rows)
-    counted = f"{listing.runs} runs, {listing.widest} at most in a set"
+    counted = f"{listing.runs} runs, at most {listing.widest} in a set"
     console.print(counted if listing.runs else f"no runs in {folder}")
 
 
@@ -289,7 +291,7 @@ def export(
     from steptuned.lab.export import export
 
     if csv_file is None and parquet_file is None:
-        raise RequestError("say where to: --csv FILE or --parquet FILE")
+        raise RequestError("nothing to write: give --csv FILE or --parquet FILE")
     for sentence in export(_existing(folder), csv_file, parquet_file):
         console.print(sentence)
 
@@ -305,12 +307,12 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     watch: Annotated[
         int,
-        typer.Option(min=0, help="Write it again every N seconds, until Ctrl-C."),
+        typer.Option(min=0, help="Rewrite the page every N seconds, until Ctrl-C."),
     ] = 0,
 ) -> None:
-    """Write a page to explore and share.
+    """Write an interactive page to explore and share.
 
-    It has figures, interactive curves, the grids, and a verdict on every claim of the paper.
+    It has figures, curves, the grids, and a verdict on every claim of the paper.
     """
     from steptuned.lab.report import writing
 
@@ -348,11 +350,14 @@ def claims(
     consistent or inconsistent. It is mixed if scales or measures disagree. Otherwise it is not run.
     """
     from steptuned.lab.claims import judge
-    from steptuned.lab.report import tables, writing
+    from steptuned.lab.report import results, tables, writing
 
     judged = judge(_existing(folder))
-    for table in tables.claims(judged):
-        console.print(table.for_terminal())
+    for claim, judgement in judged:
+        block = tables.claim_block(claim, judgement, console.width)
+        console.print(block, "", sep="\n", markup=False, **PLAIN)
+    console.print(results.tally(judged), results.LEGEND, sep="\n", highlight=False)
+    console.print("The criteria and all comparisons: --markdown FILE.", highlight=False)
     writing.write_claims(judged, json_file, markdown_file)
 
 
@@ -365,14 +370,14 @@ def results(
     ],
     readme: Annotated[
         Path | None,
-        typer.Option(help="Renew the table of verdicts in this page too."),
+        typer.Option(help="Also update the table of verdicts in this page."),
     ] = None,
     verdicts: Annotated[
         Path | None,
-        typer.Option(help="Write the verdicts that come with the package into this file."),
+        typer.Option(help="Write the verdicts that are packaged to this file."),
     ] = None,
 ) -> None:
-    """Write a page in Markdown with all experiments that have runs in a folder."""
+    """Write a Markdown page with all experiments that have runs in a folder."""
     from steptuned.lab.report.results import write
 
     command = ["steptuned", "results", folder.resolve().name, "--to", str(page)]
@@ -407,7 +412,7 @@ def unpack(
 ) -> None:
     """Make a folder of runs from a packed one.
 
-    `steptuned reproduce --out` continues from there and runs nothing again.
+    `steptuned reproduce --out` continues from there and repeats no run.
     """
     from steptuned.lab import evidence
 
@@ -416,7 +421,9 @@ def unpack(
 
 @packed.command("verify")
 def verify_(folder: PackedArgument) -> None:
-    """Check that every file of a packed folder is the one that was packed."""
+    """Check that no file of a packed folder has changed."""
     from steptuned.lab import evidence
 
-    console.print(f"{len(evidence.verify(folder)['files'])} files, all as they were packed")
+    console.print(
+        f"{len(evidence.verify(folder)['files'])} files, all unchanged since they were packed"
+    )

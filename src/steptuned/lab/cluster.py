@@ -26,7 +26,7 @@ SHARED_SECONDS = 60.0
 
 
 def connect(address: str, config: WorkerConfig) -> "DaskEngine":
-    """The cluster of the scheduler at an address.
+    """Connect to the cluster of the scheduler at an address.
 
     `local:N` starts a cluster of N workers that ends with this process.
     """
@@ -77,9 +77,9 @@ class Try:
 
     run: Run
     future: "Future[None]"
-    signs: list[Any]
-    """What the store showed when the scheduler last gave the run up."""
-    barren: int = 0
+    state: list[Any]
+    """The state of the store when the scheduler last gave the run up."""
+    fruitless: int = 0
     """How often it was given up since then without any worker starting a run."""
 
 
@@ -122,7 +122,10 @@ class DaskEngine:
         return self.client.submit(task, *arguments, pure=False)
 
     def _was_given_up(self, future: "Future[None]") -> bool:
-        """By the scheduler, because workers died that had it; which may have been another run's fault."""
+        """Whether the scheduler gave a run up because workers died during it.
+
+        Another run may have killed these workers.
+        """
         from distributed import KilledWorker
 
         if future.status == "cancelled":
@@ -132,22 +135,22 @@ class DaskEngine:
             raise error
         if error is not None and not isinstance(error, KilledWorker):
             raise EngineError(
-                f"a worker of {self.address} cannot make runs ({type(error).__name__}: {error})"
+                f"a worker of {self.address} cannot execute runs ({type(error).__name__}: {error})"
             )
         return error is not None
 
-    def _again(self, tried: Try, signs: list[Any]) -> Try:
+    def _again(self, tried: Try, state: list[Any]) -> Try:
         """Submit a run again.
 
         The store counts workers that died during the run. Only workers that died before they
         started any run are counted here.
         """
-        barren = tried.barren + 1 if signs == tried.signs else 0
-        if barren == TRIES:
+        fruitless = tried.fruitless + 1 if state == tried.state else 0
+        if fruitless == TRIES:
             raise EngineError(
                 f"the workers of {self.address} die before they start a run: see their output",
             )
-        return Try(tried.run, self._submit(tried.run), signs, barren)
+        return Try(tried.run, self._submit(tried.run), state, fruitless)
 
     def _waits_for(self) -> str:
         return "" if self._threads() else f"there is no worker at {self.address}; waiting for one"
@@ -156,7 +159,7 @@ class DaskEngine:
         """The number of threads of each worker."""
         try:
             return self.client.nthreads()
-        except Exception:  # which exception depends on the moment
+        except Exception:  # the type of the exception depends on the moment
             raise self._gone() from None
 
     def _gone(self) -> EngineError:
@@ -164,7 +167,7 @@ class DaskEngine:
 
     def stop(self) -> str:
         self.client.close(timeout=CONNECT_SECONDS)
-        return "; what the cluster's workers are at goes to its end" if self.foreign else ""
+        return "; the cluster's workers finish the runs they have started" if self.foreign else ""
 
     def close(self) -> None:
         self.client.close(timeout=CONNECT_SECONDS)
@@ -179,7 +182,8 @@ def task(folder: Path, config: WorkerConfig, data: str | None, address: str) -> 
         raise one_thread(address, worker.state.nthreads)
     if not (folder / "spec.json").exists():
         raise EngineError(
-            f"the worker {worker.address} does not see {folder}: give a folder as --out that all workers share"
+            f"the worker {worker.address} does not see {folder}: "
+            "give a folder as --out that all workers share"
         )
     with _data(data):
         work(folder, config)
@@ -204,7 +208,8 @@ def _wait_for(run: Run) -> None:
     while run.status() not in ENDED:
         if time.monotonic() > deadline:
             raise EngineError(
-                f"{run.folder.absolute()} has ended, but this machine does not see it: give a folder as --out that all share"
+                f"{run.folder.absolute()} has ended, but this machine does not see it: "
+                "give a folder as --out that all machines share"
             )
         os.listdir(run.folder)  # makes NFS refresh the folder
         time.sleep(0.1)

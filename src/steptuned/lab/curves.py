@@ -22,13 +22,13 @@ class Curve:
     values: Array
 
     def smoothed(self, records: int) -> "Curve":
-        """The running median over so many records, an odd number; over fewer at both ends."""
+        """The running median over this odd number of records, fewer at both ends."""
         side = records // 2
         padded = np.pad(self.values, side, constant_values=np.nan)
         return replace(self, values=np.nanmedian(sliding_window_view(padded, records), axis=1))
 
     def at(self, bp: float) -> float:
-        """The value at the last record up to so many back-propagations."""
+        """The value of the last record at or before this number of back-propagations."""
         return float(self.values[self.bp <= bp][-1])
 
     def first_below(self, level: float) -> float:
@@ -36,7 +36,7 @@ class Curve:
         return float(np.min(self.bp[self.values < level], initial=math.inf))
 
     def between(self, first: float, last: float) -> Array:
-        """The values from one number of back-propagations to another."""
+        """The values between two numbers of back-propagations, both included."""
         return self.values[(first <= self.bp) & (self.bp <= last)]
 
 
@@ -50,15 +50,15 @@ class Drop:
     """The largest fall of a loss within a short window, away from both ends of the run."""
 
     at: float
-    """Share of the budget at which the window begins."""
+    """Where the window begins, as a share of the budget."""
     fall: float
-    """In log10 of the loss."""
+    """How far log10 of the loss falls."""
     typical: float
     """The median fall in such a window."""
     gamma: tuple[float, float]
-    """Median before and after; NaN where it is not logged."""
+    """Median of gamma before and after; NaN if it is not logged."""
     accuracy: tuple[float, float]
-    """Mean before and after."""
+    """Mean test accuracy before and after."""
 
     def is_sudden(self, limits: Mapping[str, float]) -> bool:
         return self.fall >= max(limits["fall"], limits["times the median"] * self.typical)
@@ -69,14 +69,14 @@ class Drop:
 
     @property
     def rise(self) -> float:
-        """Of the test accuracy."""
+        """The rise of the test accuracy."""
         return self.accuracy[1] - self.accuracy[0]
 
 
 def drop_of(records: Records, key: str, limits: Mapping[str, float]) -> Drop | None:
     """The largest fall of the running minimum of the smoothed loss, in log10.
 
-    None where the records are too far apart to have any in a window. ``limits`` are the thresholds
+    None if the records are too far apart for a window to contain any. ``limits`` are the thresholds
     of claim 10.
     """
     loss = curve_of(records, key).smoothed(int(limits["median over records"]))

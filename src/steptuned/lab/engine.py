@@ -25,7 +25,7 @@ from steptuned.lab.run import (
     environment_now,
     execute,
 )
-from steptuned.lab.store import ENDED, TRIES, Died, Run, why
+from steptuned.lab.store import ENDED, TRIES, Died, Run, reason_of
 
 GRACE_SECONDS = 60.0
 """How long a worker whose parent is gone has to save a checkpoint."""
@@ -123,7 +123,7 @@ def work(folder: Path, config: WorkerConfig) -> None:
             )
     except Exception as error:
         if run.failure() is None:  # otherwise the reason is stored already
-            run.fail(why(error))
+            run.fail(reason_of(error))
 
 
 class Parent:
@@ -131,8 +131,9 @@ class Parent:
 
     A killed sweep cannot stop its workers. Therefore a run whose parent is gone saves a checkpoint
     before its next back-propagation, and its worker exits. An idle worker exits within a second.
-    A worker that does not reach its next back-propagation in `GRACE_SECONDS` exits anyway, which
-    no run is harmed by. Windows does not report that a parent is gone.
+    A worker that does not reach its next back-propagation in `GRACE_SECONDS` exits anyway. This
+    does no harm: its run resumes from the last checkpoint. Windows does not report that a parent
+    is gone.
     """
 
     def __init__(self) -> None:
@@ -149,7 +150,7 @@ class Parent:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Hold the worker open during a run, so that the run can save a checkpoint."""
+        """Keep the worker alive during a run, so that the run can save a checkpoint."""
         with self._at_work:
             try:
                 yield
@@ -168,7 +169,7 @@ parent = Parent()
 
 
 class LocalEngine:
-    """Worker processes on this machine."""
+    """Executes runs in worker processes on this machine."""
 
     def __init__(self, jobs: int, config: WorkerConfig) -> None:
         self.jobs = jobs
@@ -181,21 +182,22 @@ class LocalEngine:
         tried again one at a time.
         """
         left = list(runs)
-        barren = 0
+        fruitless = 0
         while left:
             before = len(left)
             suspects = yield from self._pool(left, self.jobs, left)
             for run in suspects:
                 if (yield from self._pool([run], 1, left)):
                     run.fail("its process died twice")
-            # Runs that ended without a report of their worker.
+            # Runs that ended although their worker did not report it.
             for run in [run for run in left if run.status() in ENDED]:
                 left.remove(run)
                 yield run
-            barren = 0 if suspects or len(left) < before else barren + 1
-            if barren == TRIES:
+            fruitless = 0 if suspects or len(left) < before else fruitless + 1
+            if fruitless == TRIES:
                 raise EngineError(
-                    "worker processes die before they start a run: is there enough memory for so many jobs?"
+                    "worker processes die before they start a run: "
+                    "is there enough memory for so many jobs?"
                 )
 
     def _pool(
@@ -236,7 +238,7 @@ class LocalEngine:
 
 
 class TorchrunEngine:
-    """The processes started by torchrun, which share one run after another. This is the lead."""
+    """The engine of the lead under torchrun: all ranks share one run after another."""
 
     jobs = 1
 
@@ -261,7 +263,7 @@ class TorchrunEngine:
             except (Died, IndivisibleError):
                 pass  # refused before the other ranks had started it
             except Exception as error:
-                raise EngineError(f"{run.folder.name} failed: {why(error)}") from error
+                raise EngineError(f"{run.folder.name} failed: {reason_of(error)}") from error
             yield run
 
     def stop(self) -> str:

@@ -2,11 +2,13 @@
 
     evidence/NAME-SCALE.parquet   all complete runs of an experiment
     evidence/table-2.json         the timings of Table 2
-    evidence/MANIFEST.json        for every file its SHA-256; for every experiment its rows, runs, commits and criteria
+    evidence/MANIFEST.json        the SHA-256 of every file; rows, runs, commits and criteria of
+                                  every experiment
 
-A packed folder can be read with any Parquet reader, or unpacked into a store on which nothing is run again. Runs that
-only chose hyper-parameters or J* keep the columns ``bp`` and ``loss``, which is all that is read of them; they are marked
-as thinned. The logs of all other runs are restored byte for byte.
+A packed folder can be read with any Parquet reader, or unpacked into a store in which nothing has
+to be run again. Runs that only served to choose hyper-parameters or to find J* keep the columns
+``bp`` and ``loss``, since nothing else is read from them. They are marked as thinned. The logs of
+all other runs are restored byte for byte.
 """
 
 import hashlib
@@ -28,7 +30,7 @@ from steptuned.lab.store import COMPLETE, Log, Run, Store, write_json
 MANIFEST = "MANIFEST.json"
 TABLE_2 = "table-2.json"
 ABOUT = b"steptuned"
-"""The key of the Parquet file's metadata that has the experiments."""
+"""The metadata key under which a Parquet file stores its experiments."""
 RUN_COLUMNS = (
     "run",
     "problem",
@@ -48,18 +50,18 @@ READ_OF_TRIALS = ("bp", "loss")
 
 
 class EvidenceError(ValueError):
-    """A packed folder that cannot be trusted or made, in one sentence."""
+    """A folder that cannot be packed, or a packed one that cannot be trusted. One sentence."""
 
 
-# ---------------------------------------------------------------------------------------------- packing
+# ------------------------------------------------------------------------------------------ packing
 
 
 def pack(store: Path, folder: Path) -> dict[str, Any]:
     """Pack all complete runs of the experiments of a store. Returns the manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest: dict[str, Any] = {"files": {}}
-    asked = [json.loads(path.read_text()) for path in Store(store).asked()]
-    names = _names(Store(store).asked(), asked)
+    asked = [json.loads(path.read_text()) for path in Store(store).experiment_files()]
+    names = _names(Store(store).experiment_files(), asked)
     for name, about in sorted(zip(names, asked, strict=True), key=lambda pair: pair[0]):
         rows, runs = _rows(store, [Experiment(**content) for content in about["experiments"]])
         if not rows:
@@ -93,7 +95,7 @@ def pack(store: Path, folder: Path) -> dict[str, Any]:
 
 
 def _names(paths: list[Path], asked: list[dict[str, Any]]) -> list[str]:
-    """Figure and scale; where two experiments have the same, the whole name of their file in the store."""
+    """Figure and scale. If two experiments share both: the names of their files in the store."""
     plain = [f"{about['figure']}-{about['scale']}" for about in asked]
     return [
         name if plain.count(name) == 1 else path.stem
@@ -124,7 +126,8 @@ def _rows(
             continue
         if not run.is_sound():
             raise EvidenceError(
-                f"{run.folder}: its log is not the one it ended with; delete the folder and run it again"
+                f"{run.folder}: its log is not the one it ended with; "
+                "delete the folder and run it again"
             )
         about = _about(run, spec, thinned=identity not in reported)
         runs.append(about)
@@ -158,7 +161,8 @@ def _records(run: Run, about: dict[str, Any]) -> list[dict[str, Any]]:
         and hashlib.sha256(_log_bytes(records, keys)).hexdigest() != about["result"]["sha256"]
     ):
         raise EvidenceError(
-            f"{run.log_path} has records whose keys are not in one order: it cannot be packed without loss"
+            f"{run.log_path} has records whose keys are not in one order: "
+            "it cannot be packed without loss"
         )
     words = {name: json.dumps(about[name]) for name in ("hyper", "spec", "environment", "result")}
     whole = {**about, **words, "keys": json.dumps(keys)}
@@ -180,7 +184,7 @@ def _table(rows: list[dict[str, Any]]) -> pyarrow.Table:
     )
 
 
-# ---------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 def is_packed(folder: Path) -> bool:
@@ -188,7 +192,7 @@ def is_packed(folder: Path) -> bool:
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """The manifest, if every file is the one that was packed; an :class:`EvidenceError` otherwise."""
+    """The manifest. Raises :class:`EvidenceError` if a file is not the one that was packed."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         files = manifest["files"].items()
@@ -200,7 +204,8 @@ def verify(folder: Path) -> dict[str, Any]:
             raise EvidenceError(f"{path} is missing")
         if _sha256(path) != entry["sha256"]:
             raise EvidenceError(
-                f"{path} is not the file that was packed: its SHA-256 differs from the one in {MANIFEST}"
+                f"{path} is not the file that was packed: "
+                f"its SHA-256 differs from the one in {MANIFEST}"
             )
     stray = sorted(
         path.name for path in folder.glob("*.parquet") if path.name not in manifest["files"]
@@ -211,7 +216,10 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def unpack(folder: Path, store: Path) -> int:
-    """Make a store of a packed folder. Returns the number of runs. Runs that the store has already stay as they are."""
+    """Unpack a folder into a store. Returns the number of runs.
+
+    Runs that the store already has stay as they are.
+    """
     runs: dict[str, Path] = {}
     for name in verify(folder)["files"]:
         if name == TABLE_2:
@@ -232,7 +240,7 @@ def unpack(folder: Path, store: Path) -> int:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Path]:
-    """A folder as a store: itself, or, of a packed one, a store that lasts as long as this block."""
+    """A folder as a store. A packed folder is unpacked for the duration of the block."""
     if not is_packed(folder):
         yield folder
         return

@@ -53,7 +53,7 @@ class Selection(_Strict):
     after: Budget | None = None
     """The budget of the grid search; by default that of the experiment."""
     within: float = Field(default=0.1, gt=0)
-    """soonest: how near to J* a run must come."""
+    """soonest: how close to J* a run must come."""
     star_after: Budget | None = None
     """soonest: J* is the best loss of all methods after this budget."""
 
@@ -126,7 +126,7 @@ class Experiment(_Strict):
 
     @property
     def problem_options(self) -> ProblemOptions:
-        """The options of the problem, those that the file does not set at their defaults."""
+        """The options of the problem. Those that the file does not set have their defaults."""
         return PROBLEMS[self.problem].Options(**self.options)
 
     @property
@@ -173,6 +173,29 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
     A scale overrides a panel, a panel overrides the rest of the file, and the file overrides its
     setting from Table 1.
     """
+    content = _layered(path, scale, panel)
+    _choose(path, "problem", content.get("problem"), PROBLEMS)
+    _check(path, "options", PROBLEMS[content["problem"]].Options, content.get("options", {}))
+    methods = content.pop("methods", {})
+    entries = [_entry(path, name, dict(table)) for name, table in methods.items()]
+    _check_follows(path, entries)
+    if not entries:
+        choices = f"give at least one of {listed(METHODS)}"
+        raise ExperimentError(f"{path}: methods: there are none; {choices}")
+    defaults = {"name": path.stem + panel, "scale": scale, "options": {}, "first_seed": 1}
+    try:
+        return Experiment(**{**defaults, **content, "entries": entries})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key, message = ".".join(map(str, first["loc"])), first["msg"]
+        if "extra" in first["type"]:
+            fields = Experiment.model_fields.keys() - {"entries", "name", "scale", "ranks"}
+            message += f"; valid: {listed(fields)}"
+        raise ExperimentError(f"{path}: {key} = {first['input']!r}: {message}") from None
+
+
+def _layered(path: Path, scale: str, panel: str) -> dict[str, Any]:
+    """The content of a file with the overrides of a scale and a panel."""
     content = _read(path)
     scales = content.pop("scales", {})
     for name in scales:
@@ -189,38 +212,7 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
         content = _merge(TABLE_1[content.pop("setting")], content)
     if isinstance(content.get("log_every"), int):
         content["log_every"] = {"iterations": content["log_every"]}
-    _choose(path, "problem", content.get("problem"), PROBLEMS)
-    _check(path, "options", PROBLEMS[content["problem"]].Options, content.get("options", {}))
-    entries = [
-        _entry(path, name, dict(table)) for name, table in content.pop("methods", {}).items()
-    ]
-    _check_follows(path, entries)
-    if not entries:
-        raise ExperimentError(
-            f"{path}: methods: there are none; give at least one of {listed(METHODS)}"
-        )
-    try:
-        return Experiment(
-            **{
-                "name": path.stem + panel,
-                "scale": scale,
-                "options": {},
-                "first_seed": 1,
-                **content,
-                "entries": entries,
-            }
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        valid = (
-            f"; valid: {listed(Experiment.model_fields.keys() - {'entries', 'name', 'scale', 'ranks'})}"
-            if "extra" in first["type"]
-            else ""
-        )
-        raise ExperimentError(
-            f"{path}: {key} = {first['input']!r}: {first['msg']}{valid}"
-        ) from None
+    return content
 
 
 def _read(path: Path) -> dict[str, Any]:

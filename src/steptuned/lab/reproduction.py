@@ -105,7 +105,7 @@ def _illustrate(out: Path) -> list[Path]:
 
 
 def _announce(figures: Figures, sweep: Sweep) -> None:
-    """Check that everything can be run and drawn, say how long it takes, and store it."""
+    """Check that everything can be run and drawn, estimate the time, store the experiments."""
     from steptuned.lab.report.figures import FIGURES
 
     for experiment in itertools.chain(*figures.values()):
@@ -137,7 +137,7 @@ def _sweep(figures: Figures, sweep: Sweep, written: list[Path]) -> list[Outcome]
         sys.stdout.flush()
         os._exit(130)  # every run can be killed, so there is nothing to wait for
     except EngineError as error:
-        stop(f"{error}. Nothing is lost; go on with: {shlex.join(command_line())}")
+        stop(f"{error}. Nothing is lost; continue with: {shlex.join(command_line())}")
     sweep.engine.close()
     return outcomes
 
@@ -164,7 +164,7 @@ def time_methods(out: Path, scale: str, device: str, precision: str) -> None:
         with console.status("") as status:
             timings = timing.measure_missing(out, scale, device, precision, status.update)
     except KeyboardInterrupt:
-        _say_continue("stopped; what is measured is kept")
+        _say_continue("stopped; finished measurements are kept")
         raise typer.Exit(130) from None
     for table in tables.wall_clock(timings):
         console.print(table.for_terminal(), "")
@@ -196,7 +196,7 @@ def choose_engine(figures: Figures, options: RunOptions) -> Engine:
 
 
 def _device(figures: Figures, options: RunOptions) -> str:
-    """The device here; on a cluster, each worker chooses its own."""
+    """The device to use; on a cluster, each worker chooses its own."""
     is_elsewhere = options.dask is not None and not options.dask.startswith("local:")
     device = options.device if is_elsewhere else usable_device(options.device)
     problems = {experiment.problem for experiment in itertools.chain(*figures.values())}
@@ -216,7 +216,7 @@ def _check_tensorboard(folder: Path | None) -> None:
 
 
 def _join_ranks(config: WorkerConfig) -> Engine:
-    """The engine of the first rank. The other ranks follow it and end here with its work."""
+    """The engine of the lead. The other ranks follow it here until its work is done."""
     ranks = Torchrun(config.device)
     config = replace(config, device=ranks.device)
     if not ranks.index:
@@ -236,7 +236,7 @@ def _join_ranks(config: WorkerConfig) -> Engine:
 
 
 def command_line() -> list[str]:
-    """This command, as one would type it."""
+    """This command, as the user typed it."""
     name = Path(sys.argv[0]).name
     start = [name] if name != "__main__.py" else ["python", "-m", "steptuned"]
     if started_by_torchrun():
@@ -246,4 +246,4 @@ def command_line() -> list[str]:
 
 
 def _say_continue(sentence: str) -> None:
-    errors.print(f"[yellow]{sentence}. Go on with:[/] {shlex.join(command_line())}")
+    errors.print(f"[yellow]{sentence}. Continue with:[/] {shlex.join(command_line())}")

@@ -59,7 +59,7 @@ class TolerantResults(Results):
         return self.begun(spec) if self.run(spec).result() is not None else []
 
     def begun(self, spec: RunSpec) -> list[dict[str, Any]]:
-        """The records of a run, which may be unfinished."""
+        """The records of a run that may be unfinished."""
         if spec.identity not in self._begun:
             try:
                 records = self.run(spec).records()
@@ -68,7 +68,8 @@ class TolerantResults(Results):
                     for record in records
                 ):
                     raise ValueError(
-                        f"{self.run(spec).log_path} has lines of another kind; delete its folder and run it again"
+                        f"{self.run(spec).log_path} has lines of another kind; "
+                        "delete its folder and run it again"
                     )
                 self._begun[spec.identity] = records
             except (ValueError, OSError) as error:
@@ -105,7 +106,7 @@ def sources(folder: Path) -> tuple[list[Source], list[str]]:
     """
     found: list[Source] = []
     damaged: list[str] = []
-    for path in sorted(Store(folder).asked()):
+    for path in sorted(Store(folder).experiment_files()):
         source = _source(path)
         if isinstance(source, Source):
             found.append(source)
@@ -132,7 +133,11 @@ def sources(folder: Path) -> tuple[list[Source], list[str]]:
 
 def stored(folder: Path, name: str, scale: str) -> Experiment | None:
     """The newest experiment of this name that was run in this folder; None if there is none."""
-    found = [source for source in map(_source, Store(folder).asked()) if isinstance(source, Source)]
+    found = [
+        source
+        for source in map(_source, Store(folder).experiment_files())
+        if isinstance(source, Source)
+    ]
     named = [
         e for source in found for e in source.experiments if (e.name, e.scale) == (name, scale)
     ]
@@ -145,7 +150,8 @@ def _source(path: Path) -> Source | str:
         experiments = [Experiment.model_validate(content) for content in kept["experiments"]]
         return Source(kept["figure"], kept["scale"], experiments, kept["command"])
     except (ValueError, KeyError, TypeError, OSError, ValidationError) as error:
-        return f"{path.name} cannot be read ({type(error).__name__}): delete it and give the command again"
+        reason = f"{path.name} cannot be read ({type(error).__name__})"
+        return f"{reason}: delete it and give the command again"
 
 
 def _specs(experiment: Experiment, results: TolerantResults) -> list[RunSpec]:

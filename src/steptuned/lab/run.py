@@ -74,11 +74,13 @@ class IndivisibleError(ValueError):
 def _refuse_division(spec: RunSpec) -> None:
     if not issubclass(PROBLEMS[spec.problem], NetworkProblem):
         raise IndivisibleError(
-            f"{spec.problem} has no network, so it cannot be divided among ranks: run it without torchrun"
+            f"{spec.problem} has no network, so it cannot be divided among ranks: "
+            "run it without torchrun"
         )
     if not METHODS[spec.method].stepping.works_on_ranks:
         raise IndivisibleError(
-            f"{spec.method} compares losses, of which every rank has its own: run it without torchrun"
+            f"{spec.method} compares losses, of which every rank has its own: "
+            "run it without torchrun"
         )
 
 

@@ -47,8 +47,8 @@ class Died(Exception):  # noqa: N818 - says what happened
         super().__init__(f"its process died {TRIES} times")
 
 
-def why(error: Exception) -> str:
-    """The reason of a failure, in one sentence."""
+def reason_of(error: Exception) -> str:
+    """The reason for a failure, in one sentence."""
     return str(error) if isinstance(error, Died) else f"{type(error).__name__}: {error}"
 
 
@@ -60,14 +60,14 @@ class Run:
         self.log_path = folder / "log.jsonl"
         self._deaths = 0
 
-    # ------------------------------------------------------------------------------------------ reading
+    # -------------------------------------------------------------------------------------- reading
 
     @property
     def spec(self) -> RunSpec:
         return RunSpec.model_validate_json((self.folder / "spec.json").read_text())
 
     def result(self) -> dict[str, Any] | None:
-        """How the run ended; None if it did not, or if its log has changed since."""
+        """How the run ended. None if it has not, or if the length of its log has changed since."""
         result = self.read("result.json")
         size = self.log_path.stat().st_size if self.log_path.exists() else None
         return result if is_result(result, size) else None
@@ -118,7 +118,7 @@ class Run:
             return None
 
     def is_sound(self) -> bool:
-        """Whether the log of a complete run has its checksum."""
+        """Whether the run is complete and its log still has the stored checksum."""
         result = self.result()
         return (
             result is not None
@@ -141,11 +141,11 @@ class Run:
         except ValueError:  # damaged, for instance by a power failure
             return None
 
-    # ------------------------------------------------------------------------------------------ writing
+    # -------------------------------------------------------------------------------------- writing
 
     @contextmanager
     def claim(self, environment: dict[str, Any]) -> Iterator[None]:
-        """Be the only process that writes this run; others wait.
+        """Make this process the only one that writes this run; others wait.
 
         Raises :class:`Died` if too many processes died during this run.
         """
@@ -156,16 +156,16 @@ class Run:
             try:
                 if self._deaths >= TRIES and self.result() is None:
                     raise Died
-                self._say_running()
+                self._write_running()
                 self._keep_environment(environment)
                 yield
             except Exception as error:
-                self.fail(why(error))
+                self.fail(reason_of(error))
                 raise
             finally:
                 (self.folder / "running.json").unlink(missing_ok=True)
 
-    def _say_running(self) -> None:
+    def _write_running(self) -> None:
         write_json(
             self.folder / "running.json",
             {"host": socket.gethostname(), "pid": os.getpid(), "deaths": self._deaths},
@@ -180,9 +180,9 @@ class Run:
         """Called by the process that executes the run once it has made progress."""
         if self._deaths:
             self._deaths = 0
-            self._say_running()
+            self._write_running()
 
-    def forgive(self) -> None:
+    def clear_failures(self) -> None:
         """Forget past deaths and failures, unless a process is executing the run."""
         with suppress(filelock.Timeout), filelock.FileLock(self.folder / "lock", blocking=False):
             for name in ("running.json", "failed.json"):
@@ -202,11 +202,11 @@ class Run:
             )
 
     def was_interrupted(self) -> bool:
-        """Whether the process that executed this run is gone without having ended it."""
+        """Whether the process that executed this run died before the run ended."""
         return (self.folder / "running.json").exists() and not self.is_locked()
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The checkpoint, if there is one that fits the log, which is cut to its length.
+        """The checkpoint, if there is one that matches the log. The log is cut to its length.
 
         Without a checkpoint the log is emptied.
         """
@@ -318,7 +318,7 @@ class Store:
         if older.exists() and _mark(json.loads(older.read_text())["experiments"]) == mark:
             older.unlink()
 
-    def asked(self) -> list[Path]:
+    def experiment_files(self) -> list[Path]:
         """The files of the stored experiments, the oldest first."""
         found = (self.folder.parent / "experiments").glob("*.json")
         return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))

@@ -78,7 +78,7 @@ class Sweep:
         if not missing:
             return
         for run in missing:
-            run.forgive()
+            run.clear_failures()
         with self._progress() as progress:
             task = progress.add_task(
                 title, total=len(runs), completed=len(runs) - len(missing), loss=""

@@ -94,7 +94,8 @@ def _download(download: Download, work: Path, progress: bool) -> None:
             return
         reasons.append(f"{url}: {reason}")
     raise DataError(
-        f"{download.file.name} could not be fetched ({'; '.join(reasons)}); check the network and try again, "
+        f"{download.file.name} could not be fetched ({'; '.join(reasons)}); "
+        f"check the network and try again, "
         f"or put {', '.join(download.files)} into {work.parent} by hand"
     )
 
@@ -143,5 +144,6 @@ def _unpack(archive: Path, members: dict[str, File], work: Path) -> None:
         wrong = fault(work / expected.name, expected)
         if wrong:
             raise DataError(
-                f"{archive.name} cannot be used, since its {name} {wrong}; run the same command again"
+                f"{archive.name} cannot be used, since its {name} {wrong}; "
+                "run the same command again"
             )

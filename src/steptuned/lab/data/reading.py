@@ -24,7 +24,7 @@ MISSING = "is missing"
 class Images:
     """A data set in memory: images uint8 [N, C, H, W], labels int64 [N], on the CPU.
 
-    It is shared by all who load it: change only copies.
+    All callers of `load` share it, so change only copies.
     """
 
     train: Tensor
@@ -49,7 +49,7 @@ def load(name: str) -> Images:
 
 
 def fault(path: Path, file: File) -> str | None:
-    """What is wrong with a file, to follow its name in a sentence; None if nothing is."""
+    """What is wrong with a file, as the rest of a sentence after its name. None if it is intact."""
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -75,7 +75,7 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------- formats
+# ------------------------------------------------------------------------------------------ formats
 
 
 def read_cifar(path: Path, label_bytes: int, pixels: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def read_cifar(path: Path, label_bytes: int, pixels: int, classes: int) -> tuple
 
 
 def read_idx(path: Path) -> Tensor:
-    """The bytes of a gzipped idx file: a magic number and the sizes, big-endian, then the values."""
+    """The bytes of a gzipped idx file: magic number and sizes, big-endian, then the values."""
     try:
         with gzip.open(path) as file:
             content = file.read()
@@ -119,7 +119,8 @@ def read_idx(path: Path) -> Tensor:
     if len(content) != start + math.prod(sizes):
         raise _foreign(
             path,
-            f"{len(content)} bytes are not a header of {start} and {' x '.join(map(str, sizes))} values",
+            f"{len(content)} bytes are not a header of {start} "
+            f"and {' x '.join(map(str, sizes))} values",
         )
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(sizes).copy())
 
@@ -135,7 +136,7 @@ def _foreign(path: Path, reason: str) -> DataError:
     )
 
 
-# ---------------------------------------------------------------------------------------------- data sets
+# ---------------------------------------------------------------------------------------- data sets
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def _archive(file: File, contents: tuple[File, ...], *urls: str) -> tuple[Downlo
     )
 
 
-def _singly(files: tuple[File, ...], *urls: str) -> tuple[Download, ...]:
+def _single_files(files: tuple[File, ...], *urls: str) -> tuple[Download, ...]:
     return tuple(
         Download(file, tuple(url + file.name for url in urls), (file.name,)) for file in files
     )
@@ -213,7 +213,7 @@ SETS: dict[str, DataSet] = {
         test_rows=10_000,
         train=_MNIST_TRAIN,
         test=_MNIST_TEST,
-        downloads=_singly(
+        downloads=_single_files(
             _MNIST_TRAIN + _MNIST_TEST,
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",

@@ -20,13 +20,15 @@ from steptuned.lab.problems.base import Batch, NetworkProblem, ProblemOptions, S
 from steptuned.lab.problems.mode import as_trained, as_used
 from steptuned.lab.spec import derive_seed
 
-# Files that exist in Python 3.10 to 3.13.
+# Modules that exist in Python 3.10 to 3.13.
 MODULES = """
-_pydecimal _pyio argparse ast asyncio/events asyncio/tasks codecs collections/__init__ configparser contextlib difflib doctest
-email/_header_value_parser email/message enum fractions ftplib functools http/client http/cookiejar http/server imaplib inspect
-ipaddress json/__init__ logging/__init__ logging/handlers mailbox optparse os pdb pickletools platform pydoc random shutil smtplib
-socket socketserver ssl statistics subprocess tarfile tempfile textwrap threading traceback typing unittest/case unittest/mock
-urllib/parse urllib/request uuid xml/etree/ElementTree xml/sax/handler xmlrpc/server
+_pydecimal _pyio argparse ast asyncio/events asyncio/tasks codecs collections/__init__
+configparser contextlib difflib doctest email/_header_value_parser email/message enum fractions
+ftplib functools http/client http/cookiejar http/server imaplib inspect ipaddress json/__init__
+logging/__init__ logging/handlers mailbox optparse os pdb pickletools platform pydoc random shutil
+smtplib socket socketserver ssl statistics subprocess tarfile tempfile textwrap threading traceback
+typing unittest/case unittest/mock urllib/parse urllib/request uuid xml/etree/ElementTree
+xml/sax/handler xmlrpc/server
 """
 SYMBOLS = "\n" + string.printable[: string.printable.index(" ") + 1]
 """Letters, digits, punctuation, space and newline. All other characters are left out."""
@@ -78,8 +80,9 @@ class Text(NetworkProblem):
         needed = (rows + test_rows) * context + 2
         if min(rows, test_rows) < 1 or needed > len(codes):
             raise DataError(
-                f"rows = {rows}, test_rows = {test_rows}: there must be one of each, and of {context} characters each this Python's"
-                f" text has {(len(codes) - 2) // context}"
+                f"rows = {rows}, test_rows = {test_rows}: both must be at least 1, and together at "
+                f"most {(len(codes) - 2) // context}, the number of windows of {context} "
+                "characters in this Python's text"
             )
         self.train = _windows(codes[: rows * context + 1], context, device)
         self.test = _windows(codes[-test_rows * context - 1 :], context, device)
@@ -129,10 +132,8 @@ class Text(NetworkProblem):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["text"] != checksum():
-            began = state["text"]
-            raise DataError(
-                f"the run began with another text ({began}) than this Python's ({checksum()}): go on with its Python"
-            )
+            texts = f"another text ({state['text']}) than this Python's ({checksum()})"
+            raise DataError(f"the run began with {texts}: resume it with its own Python")
         super().load_state_dict(state)
 
 
@@ -156,7 +157,8 @@ def text() -> str:
             tree = ast.parse(path.read_bytes())
         except OSError as error:
             raise DataError(
-                f"{path}: cannot be read: {error.strerror}; use a Python with its standard library's sources"
+                f"{path}: cannot be read: {error.strerror}; "
+                "use a Python that has the source files of its standard library"
             ) from None
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         found += [

@@ -61,7 +61,9 @@ def save(figure: Figure, path: Path) -> list[Path]:
     written = []
     formats: dict[str, Any] = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "steptuned"}):
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # in a script the font lacks
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing"
+        )  # scripts that the font does not have
         for suffix, metadata in formats.items():
             written.append(path.parent / f"{path.name}{suffix}")
             figure.savefig(written[-1], dpi=150, metadata=metadata)
@@ -86,7 +88,7 @@ def make(name: str, outcomes: list[Outcome], results: Results) -> Figure:
 
 
 def data_of(figure: Figure) -> list[dict[str, Any]]:
-    """The numbers behind a figure, to four digits, axis by axis: its labelled lines, or all if none is."""
+    """The labelled lines of each axis as numbers, to four digits; all lines if none is labelled."""
     found = []
     for axis in figure.axes:
         named = [line for line in axis.lines if not str(line.get_label()).startswith("_child")]

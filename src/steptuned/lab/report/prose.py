@@ -26,7 +26,7 @@ class Tuning:
     at_upper: float
     negative: float
     early: float
-    """The median raw gamma over the first tenth of a run, the median of the seeds."""
+    """The median raw gamma over the first tenth of a run, as the median over the seeds."""
     late: float
     """The same over the last tenth."""
 
@@ -36,7 +36,7 @@ class Tuning:
 
 
 def tuning_of(group: Group, results: Results) -> Tuning | None:
-    """What gamma did; None where nothing was tuned or the logs do not tell."""
+    """What gamma did. None if nothing was tuned or the logs do not contain it."""
     bounds = bounds_of(group)
     if bounds is None or is_fixed(bounds):
         return None
@@ -50,7 +50,7 @@ def tuning_of(group: Group, results: Results) -> Tuning | None:
 
 
 def _tuning_of_run(records: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Shares at the bounds and of negative curvature, and the raw gamma of both ends."""
+    """Shares at the bounds and of negative curvature, and the raw gamma early and late."""
     told = [record for record in records if "at lower" in record]
     bp = np.array([record["bp"] for record in told], dtype=float)
     # Records are not evenly spaced, so each counts for the iterations since the one before.
@@ -90,7 +90,8 @@ def against_sgd(outcome: Outcome, runs: PairedRuns, measure: str) -> str:
         return ""
     c = compare_ratios(tuned, sgd)
     lower = round(c.better * c.n)
-    return f"By final {WORDS[measure]}, Step-Tuned SGD is below SGD in {lower} of {c.n} {pairs.kind}: {ratio(c)}."
+    wins = f"Step-Tuned SGD is below SGD in {lower} of {c.n} {pairs.kind}"
+    return f"By final {WORDS[measure]}, {wins}: {ratio(c)}."
 
 
 def ratio(c: Comparison) -> str:
@@ -99,15 +100,16 @@ def ratio(c: Comparison) -> str:
 
 
 def gamma_of(group: Group, results: Results) -> str:
-    """Where gamma was, and which way the raw gamma went."""
+    """A sentence on where gamma was, and how the raw gamma changed."""
     tuning = tuning_of(group, results)
     if tuning is None:
         return ""
     m, M = tuning.bounds
     return (
-        f"Gamma of {group.entry.label} was inside its bounds [{m:g}, {M:g}] in {tuning.inside:.0%} of the "
-        f"iterations, at the lower one in {tuning.at_lower:.0%} and at the upper one in {tuning.at_upper:.0%}; "
-        f"the median raw gamma was {tuning.early:.3g} in the first tenth of the run and {tuning.late:.3g} in the last."
+        f"Gamma of {group.entry.label} was inside its bounds [{m:g}, {M:g}] in "
+        f"{tuning.inside:.0%} of the iterations, at the lower one in {tuning.at_lower:.0%} and at "
+        f"the upper one in {tuning.at_upper:.0%}; the median raw gamma was {tuning.early:.3g} in "
+        f"the first tenth of the run and {tuning.late:.3g} in the last."
     )
 
 
@@ -119,8 +121,9 @@ def few_and_many(found: Sequence[tuple[str, str, Tuning]]) -> list[str]:
         many, few = at.get((name, "short")), at.get((name, "small"))
         if many and few:
             said.append(
-                f"{name}: with all images and a tenth of the epochs gamma is inside its bounds in {many.inside:.0%} of the "
-                f"iterations, and the raw gamma ends at {many.late:.3g}; with a tenth of the images and all epochs in "
-                f"{few.inside:.0%}, and it ends at {few.late:.3g}."
+                f"{name}: with all images and a tenth of the epochs gamma is inside its bounds in "
+                f"{many.inside:.0%} of the iterations, and the raw gamma ends at {many.late:.3g}; "
+                f"with a tenth of the images and all epochs in {few.inside:.0%}, "
+                f"and it ends at {few.late:.3g}."
             )
     return said

@@ -1,4 +1,4 @@
-"""The page of results in Markdown, and the README's summary of it, from a folder of runs and nothing else."""
+"""The results page in Markdown and its summary in the README, made from a folder of runs alone."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from steptuned.lab.claims import TUNED, Claim, Judgement
 from steptuned.lab.paired_runs import PairedRuns
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report import figures, prose, tables
-from steptuned.lab.report.tables import Table
+from steptuned.lab.report.tables import SYMBOLS, Table
 from steptuned.lab.results import Results, TolerantResults, outcome_of, sources
 from steptuned.lab.search import Outcome
 from steptuned.lab.store import Store
@@ -24,17 +24,10 @@ SIZES = {
     "small": "A tenth of the images, all epochs; 16x16 pixels for (a), (b), (c).",
     "demo": "Much smaller than scale paper: see the sizes on the figures.",
 }
-SYMBOLS: dict[claims.Verdict, str] = {
-    "reproduced": "✔",
-    "not reproduced": "✘",
-    "consistent": "(✔)",
-    "inconsistent": "(✘)",
-    "mixed": "±",
-    "not run": "·",
-}
 LEGEND = (
-    "✔ reproduced, ✘ not reproduced (at least 5 seeds or 20 instances); (✔) consistent, (✘) inconsistent "
-    "(3 or 4 seeds); ± mixed: plain loss and J, or two scales, disagree; · not run."
+    "✔ reproduced, ✘ not reproduced (at least 5 seeds or 20 instances); (✔) consistent, "
+    "(✘) inconsistent (3 or 4 seeds); ± mixed: plain loss and J, or two scales, disagree; "
+    "· not run."
 )
 CONTROLS = ("controls-f", "controls-a")
 VARIANTS = "beyond-"
@@ -71,7 +64,7 @@ class Page:
         return PairedRuns(self.store, scale)
 
     def draw(self, name: str, panels: list[Outcome], stem: str) -> str:
-        """Draw a figure, with its numbers as JSON beside it. Returns the page's link to it."""
+        """Draw a figure and write its numbers as JSON. Returns the link for the page."""
         figure = figures.make(name, panels, self.results)
         data = self.pictures / f"{stem}.json"
         data.parent.mkdir(parents=True, exist_ok=True)
@@ -92,9 +85,9 @@ def write(
     Args:
         store: the folder of runs.
         page: the page to write.
-        command: what the page says it was made by.
-        readme: a page whose table of verdicts is to be renewed.
-        verdicts: a file for the verdicts that come with the package.
+        command: the command that made the page, which the page shows.
+        readme: a page whose table of verdicts is updated.
+        verdicts: the file to write the packaged verdicts to.
     """
     results = TolerantResults(Store(store), [])
     made = Page(
@@ -136,21 +129,20 @@ def _sections(store: Path, results: TolerantResults) -> list[Section]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------- verdicts
+# ----------------------------------------------------------------------------------------- verdicts
 
 
 def verdict_table(judged: list[tuple[Claim, Judgement]]) -> Table:
     """One line per claim."""
     table = Table("", ["", "#", "claim", "verdict", "n", "scale"])
     for claim, j in judged:
-        n = f"{j.n} {j.pairs}" if j.n else ""
-        row = [SYMBOLS[j.verdict], str(claim.number), claim.text, j.verdict, n, ", ".join(j.scales)]
-        table.rows.append(row)
+        row = [SYMBOLS[j.verdict], str(claim.number), claim.text, j.verdict, j.size]
+        table.rows.append([*row, ", ".join(j.scales)])
     return table
 
 
 def tally(judged: list[tuple[Claim, Judgement]]) -> str:
-    """How many claims came out which way."""
+    """The number of claims with each verdict, in a sentence."""
     verdicts = [judgement.verdict for _, judgement in judged]
     counts = [f"{verdicts.count(v)} {v}" for v in SYMBOLS if v in verdicts]
     return f"Of {len(judged)} claims: {', '.join(counts)}."
@@ -163,7 +155,7 @@ def _verdicts(judged: list[tuple[Claim, Judgement]]) -> list[str]:
 
 
 def with_verdicts(readme: str, judged: list[tuple[Claim, Judgement]]) -> str:
-    """The README with the table between its two markers renewed."""
+    """The README with an updated table between its two markers."""
     begin, end = f"<!-- {MARKER} -->", f"<!-- end of {MARKER} -->"
     if begin not in readme or end not in readme:
         raise ValueError(
@@ -176,18 +168,18 @@ def with_verdicts(readme: str, judged: list[tuple[Claim, Judgement]]) -> str:
 
 
 def as_published(judged: list[tuple[Claim, Judgement]]) -> str:
-    """The verdicts as the package carries them: JSON, one claim per line."""
+    """The verdicts as they are packaged: JSON, one claim per line."""
     kept = ("number", "claim", "verdict", "n", "pairs", "scales", "measured")
     rows = [{key: one[key] for key in kept} for one in claims.as_data(judged)]
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 
 
 def published() -> list[dict[str, Any]]:
-    """The verdicts on the project's own evidence, as they came with the package."""
+    """The packaged verdicts, on the project's own evidence."""
     return json.loads(files("steptuned.lab.report").joinpath(PUBLISHED).read_text(encoding="utf-8"))
 
 
-# ---------------------------------------------------------------------------------------------- what gamma does
+# ---------------------------------------------------------------------------------- what gamma does
 
 
 def _gamma(page: Page) -> list[str]:
@@ -227,9 +219,9 @@ def _gamma(page: Page) -> list[str]:
     if not table.rows:
         return []
     intro = (
-        "The raw gamma is the inverse of the curvature along the gradient. Inside the bounds the method tunes its "
-        "step; at a bound it is SGD with a constant factor and mini-batches used twice. The table has the winners, "
-        "over all iterations and seeds."
+        "The raw gamma is the inverse of the curvature along the gradient. Inside the bounds the "
+        "method tunes its step; at a bound it is SGD with a constant factor and mini-batches used "
+        "twice. The table has the winners, over all iterations and seeds."
     )
     return [
         "## What gamma does",
@@ -241,7 +233,7 @@ def _gamma(page: Page) -> list[str]:
 
 
 def _control_figure(page: Page) -> list[str]:
-    """Loss, gamma and raw gamma beside the controls, where they ran."""
+    """Loss, gamma and raw gamma next to the controls, if they were run."""
     parts = []
     for scale in ("short", "small", "paper"):
         sections = [s for s in page.sections if s.name in CONTROLS and s.scale == scale]
@@ -251,7 +243,8 @@ def _control_figure(page: Page) -> list[str]:
         stem = f"gamma-{scale}"
         link = page.draw("gamma and its controls", panels, stem)
         parts.append(
-            f"Tuned gamma against constant gammas, a finer grid for SGD, and SGD that uses each mini-batch twice, at scale {scale}:"
+            "Tuned gamma against constant gammas, a finer grid for SGD, and SGD that uses each "
+            f"mini-batch twice, at scale {scale}:"
         )
         parts.append(link)
         for outcome in panels:
@@ -259,7 +252,7 @@ def _control_figure(page: Page) -> list[str]:
     return parts
 
 
-# ---------------------------------------------------------------------------------------------- the figures
+# -------------------------------------------------------------------------------------- the figures
 
 
 def _figures(page: Page) -> list[str]:
@@ -290,15 +283,11 @@ def _section(page: Page, section: Section) -> list[str]:
 def _table_2(store: Path) -> list[str]:
     parts = []
     for (scale, where), timings in Timings(store).sets().items():
-        missing = [
-            letter for letter in TABLE_1 if letter not in {timing.problem for timing in timings}
-        ]
-        note = (
-            f" Not measured: {', '.join(f'({letter})' for letter in missing)}." if missing else ""
-        )
-        parts.append(
-            f"## Table 2, scale {scale}, {where}\n\n{environment_sentence(timings[0].environment)}{note}"
-        )
+        measured = {timing.problem for timing in timings}
+        missing = ", ".join(f"({letter})" for letter in TABLE_1 if letter not in measured)
+        note = f" Not measured: {missing}." if missing else ""
+        machine = environment_sentence(timings[0].environment)
+        parts.append(f"## Table 2, scale {scale}, {where}\n\n{machine}{note}")
         parts += [table.markdown() for table in tables.wall_clock(timings)]
     return parts
 
@@ -314,7 +303,7 @@ def _variants(page: Page) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------- how to check
+# ------------------------------------------------------------------------------------- how to check
 
 
 def _checking(page: Page) -> list[str]:
@@ -328,7 +317,8 @@ def _checking(page: Page) -> list[str]:
     return [*parts, "## How to check this page", CHECKING]
 
 
-CHECKING = """The logs are in `evidence/`, one Parquet file per experiment and scale, one row per log record:
+CHECKING = """\
+The logs are in `evidence/`, one Parquet file per experiment and scale, one row per log record:
 
 ```python
 import pandas
@@ -336,8 +326,10 @@ import pandas
 records = pandas.read_parquet("evidence/figure-3-paper.parquet")
 ```
 
-`steptuned evidence verify evidence` compares the files with the checksums in `evidence/MANIFEST.json`,
-`steptuned claims evidence` computes the verdicts again, and `steptuned results evidence --to docs/results.md` this
+`steptuned evidence verify evidence` compares the files with the checksums in \
+`evidence/MANIFEST.json`,
+`steptuned claims evidence` computes the verdicts again, and \
+`steptuned results evidence --to docs/results.md` this
 page. The tests compare both with what is published. To run an experiment again, use
 `steptuned reproduce NAME --scale SCALE`."""
 
@@ -349,7 +341,7 @@ def has_runs(outcome: Outcome, results: Results) -> bool:
 
 
 def _machine(panels: list[Outcome], results: Results) -> str:
-    """With what the runs were made: all the different environments."""
+    """The environments in which the runs were made, each once."""
     specs = [
         spec for outcome in panels for group in outcome.groups for spec in group.specs.values()
     ]
@@ -358,11 +350,9 @@ def _machine(panels: list[Outcome], results: Results) -> str:
 
 
 def environment_sentence(e: dict[str, object]) -> str:
-    """With what, and on what; a run of another origin may not say all of it."""
-    said = {
-        key: e.get(key, "?")
-        for key in ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")
-    }
+    """Versions and machine in a sentence. Missing values are shown as question marks."""
+    keys = ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")
+    steptuned, commit, torch, python, cpu, device, threads = (e.get(key, "?") for key in keys)
     text = f" with the text {e['text']}" if "text" in e else ""
-    versions = f"steptuned {said['steptuned']} ({said['commit']}), torch {said['torch']}, Python {said['python']}{text}"
-    return f"{versions}, {said['cpu']}, {said['device']}, {said['threads']} thread{'s' * (said['threads'] != 1)}."
+    versions = f"steptuned {steptuned} ({commit}), torch {torch}, Python {python}{text}"
+    return f"{versions}, {cpu}, {device}, {threads} thread{'s' * (threads != 1)}."

@@ -1,5 +1,6 @@
 """Tables, for the terminal and for Markdown."""
 
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,16 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from steptuned.lab.claims import JUDGED, OTHERS, SIX, TUNED, Claim, Judgement, criteria_hash
+from steptuned.lab.claims import (
+    JUDGED,
+    OTHERS,
+    SIX,
+    TUNED,
+    Claim,
+    Judgement,
+    Verdict,
+    criteria_hash,
+)
 from steptuned.lab.measures import COMPARED, LOSS, Measure
 from steptuned.lab.methods import METHODS
 from steptuned.lab.paired_runs import MissingRuns, PairedRuns
@@ -25,6 +35,14 @@ from steptuned.lab.terminal import open_table
 FACTORS = (1.0, 1.1, 1.5, 2.0, 5.0)
 """The columns of a performance profile."""
 QUARTERS = (0.25, 0.5, 0.75)
+SYMBOLS: dict[Verdict, str] = {
+    "reproduced": "✔",
+    "not reproduced": "✘",
+    "consistent": "(✔)",
+    "inconsistent": "(✘)",
+    "mixed": "±",
+    "not run": "·",
+}
 
 
 @dataclass
@@ -194,6 +212,18 @@ def _rates(outcome: Outcome, results: Results) -> Table:
     return table
 
 
+def claim_block(claim: Claim, j: Judgement, width: int) -> str:
+    """A claim for the terminal: its verdict, its text and what was measured, wrapped."""
+    scale = f"scale {', '.join(j.scales)}" if j.scales else ""
+    verdict = ", ".join(filter(None, (j.verdict, j.size, scale)))
+    indent = " " * 8
+    details = [
+        textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+        for text in (claim.text, _measured(j))
+    ]
+    return "\n".join([f"{SYMBOLS[j.verdict]:>3} {claim.number:2}. {verdict}", *details])
+
+
 def claims(judged: list[tuple[Claim, Judgement]]) -> list[Table]:
     """Every claim with its verdict, then the criteria, then the comparisons behind the verdicts."""
     criteria_title = f"the criteria, fixed before the runs ({criteria_hash()})"
@@ -209,11 +239,13 @@ def _verdicts(judged: list[tuple[Claim, Judgement]]) -> Table:
     for claim, j in judged:
         weakest = None if j.weakest is None else j.weakest.result
         numbers = "" if weakest is None else f"{interval(weakest)}, p = {weakest.p:.2g}"
-        n = f"{j.n} {j.pairs}" if j.n else ""
-        measured = ". ".join(filter(None, (j.measured, other_criteria(j))))
-        row = [str(claim.number), j.verdict, claim.text, n, numbers, ", ".join(j.scales), measured]
-        table.rows.append(row)
+        row = [str(claim.number), j.verdict, claim.text, j.size, numbers, ", ".join(j.scales)]
+        table.rows.append([*row, _measured(j)])
     return table
+
+
+def _measured(judgement: Judgement) -> str:
+    return ". ".join(filter(None, (judgement.measured, other_criteria(judgement))))
 
 
 def _comparisons(judged: list[tuple[Claim, Judgement]]) -> Table:
@@ -230,7 +262,7 @@ def _comparisons(judged: list[tuple[Claim, Judgement]]) -> Table:
 
 
 def profiles(folder: Path) -> list[Table]:
-    """How often each method is within a factor of the best final plain loss, for each scale."""
+    """How often each method's final plain loss is within a factor of the best, for each scale."""
     methods = (*OTHERS, TUNED)
     tables = []
     for scale in JUDGED:
@@ -269,7 +301,7 @@ def interval(c: Comparison) -> str:
 
 
 def other_criteria(judgement: Judgement) -> str:
-    """A note on runs that were made under other criteria than they are judged by."""
+    """A note on runs that were made under other criteria than those that judge them."""
     n = judgement.other_criteria
     return f"made under other criteria: {n} run{'s' * (n > 1)}" if n else ""
 
