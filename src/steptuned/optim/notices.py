@@ -6,7 +6,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from steptuned.optim import sharded
-from steptuned.optim.arguments import refuse_other, shared_options, tuned_groups, warn
+from steptuned.optim.arguments import refuse_differing, shared_options, tuned_groups, warn
 
 if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
@@ -68,7 +68,7 @@ def warn_stale_gradients(opt: "TwoPasses") -> None:
     """Warn of a backward before step(closure): its gradients are added to the first call's."""
     if "stale" in opt._warned or (opt._has_measured and opt._form != "closure"):
         return
-    known = {id(ref()) for ref in opt._left}
+    known = {id(ref()) for ref in opt._closure_grads}
     if any(
         p.grad is not None and id(p.grad) not in known
         for p in [p for group in opt.param_groups for p in group["params"]]
@@ -185,12 +185,12 @@ def check_groups_agree(opt: "TwoPasses") -> None:
     for group in opt.param_groups[1:]:
         for name in shared_options(first):
             if name in group and group[name] != first[name]:
-                refuse_other(
+                refuse_differing(
                     name, first, f"the first group has {first[name]}, another has {group[name]}"
                 )
 
 
-def is_initialiser(opt: "TwoPasses") -> bool:
+def is_initialization(opt: "TwoPasses") -> bool:
     """Whether this step only creates the state, as torch.distributed.checkpoint asks for.
 
     It calls step() of a new optimizer with lr = 0 and zero gradients.
