@@ -75,9 +75,9 @@ def warn_stale_gradients(opt: "TwoPasses") -> None:
     ):
         opt._warned.add("stale")
         warn(
-            "step(closure) found gradients of an earlier backward, and they are added to those of "
-            "the closure's first call unless it zeroes them. The closure back-propagates itself, "
-            "twice: remove the backward before step(closure)"
+            "step(closure) found gradients of an earlier backward, which are added to those of the "
+            "closure's first call unless it zeroes them: remove the backward before step(closure), "
+            "since the closure back-propagates itself"
         )
 
 
@@ -104,8 +104,8 @@ def warn_other_noise(opt: "TwoPasses") -> None:
     if "noise" not in opt._warned and not opt._noise.is_current():
         opt._warned.add("noise")
         warn(
-            "the second pass drew other random numbers than the first, so gamma measures noise. "
-            "For dropout, call noise = steptuned.replay(opt) before the first pass and "
+            "the second pass drew other random numbers than the first, so gamma measures noise: "
+            "for dropout, call noise = steptuned.replay(opt) before the first pass and "
             "noise.rewind() before the second; if this is intended, replay_rng=False turns this "
             "check off"
         )
