@@ -33,7 +33,7 @@ class Stats(NamedTuple):
     at_lower: float
     """Share of measurements that left gamma at its lower bound."""
     at_upper: float
-    """Share of measurements that left gamma at its upper bound, including by nu if it is there."""
+    """Share of measurements that left gamma at its upper bound, by the curvature or by nu."""
     ignored: int
     """Measurements ignored because a gradient was not finite."""
     raw_gamma: tuple[float, float, float]

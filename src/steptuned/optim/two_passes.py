@@ -309,7 +309,9 @@ class TwoPasses(Scalable, Optimizer):
         return self._scalar("curvature")
 
     def stats(self, group: int = 0) -> Stats:
-        """Statistics of the measurements: how often the curvature was negative, and so on.
+        """How often the curvature was negative, gamma was at a bound, or a measurement was ignored.
+
+        Also has the quartiles of the recent raw gammas.
 
         Args:
             group: with ``per_group=True``, the index of the parameter group. Otherwise the result
