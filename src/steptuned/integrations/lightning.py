@@ -49,7 +49,7 @@ class StepTuned(Callback):
       learning rate times gamma, which learning-rate monitors do not show) of the last iteration;
       ``raw_gamma`` (its median over the last 100 iterations), ``negative``, ``at_lower``,
       ``at_upper``, ``ignored`` and ``skipped``, as in `steptuned.StepTunedSGD.stats`. These six are
-      also logged at the end of every epoch. Steps in between do not synchronise with the device.
+      also logged at the end of every epoch. Steps in between do not synchronize with the device.
     - All names start with ``step_tuned/``; with several optimizers, with ``step_tuned_0/``,
       ``step_tuned_1/``, and so on. With several parameter groups, ``effective_lr`` becomes
       ``effective_lr/pg1``, ``effective_lr/pg2``, and so on.

@@ -44,10 +44,10 @@ def _bounds(value: Any) -> bool:
     )
 
 
-OF_ALL_GROUPS = ("delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every", "per_group")
+SHARED_OPTIONS = ("delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every", "per_group")
 """Options that must be the same for all parameter groups."""
 
-OF_GAMMA = ("nu", "beta", "bounds", "relative")
+GAMMA_OPTIONS = ("nu", "beta", "bounds", "relative")
 """Options that must be the same too, unless each group has its own gamma."""
 
 VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -124,10 +124,10 @@ def check_group(group: Any, optimizer: torch.optim.Optimizer, shared: Iterable[s
         for name in shared:
             if name in options and options[name] != optimizer.param_groups[0][name]:
                 first = optimizer.param_groups[0]
-                refuse_other(name, first, f"got {options[name]} after {first[name]}")
+                refuse_differing(name, first, f"got {options[name]} after {first[name]}")
 
 
-def refuse_other(name: str, first: dict[str, Any], what: str) -> None:
+def refuse_differing(name: str, first: dict[str, Any], what: str) -> None:
     """Raise an error for an option that differs between parameter groups."""
     reason = "" if first.get("per_group") else ", as gamma is one number for all of them"
     raise ValueError(f"{name} must be the same for all parameter groups{reason}: {what}")
@@ -135,7 +135,7 @@ def refuse_other(name: str, first: dict[str, Any], what: str) -> None:
 
 def shared_options(first: dict[str, Any]) -> tuple[str, ...]:
     """The options that must be the same for all groups, given the first group."""
-    return OF_ALL_GROUPS if first["per_group"] else OF_ALL_GROUPS + OF_GAMMA
+    return SHARED_OPTIONS if first["per_group"] else SHARED_OPTIONS + GAMMA_OPTIONS
 
 
 def tuned_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ class Bucket:
 def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
     """The parameters with a gradient, in lists of one group, device, precision and code path."""
     if scaling is None:
-        known = _gather_again(opt)
+        known = _gather_cached(opt)
         if known:
             return known
     full: list[Bucket] = []
@@ -128,7 +128,7 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
                 )
             state = opt.state.get(p, {})
             if state:
-                keep_up(state, p)
+                follow_parameter(state, p)
             by_kernel = for_kernel and fits_kernel(p, g, state)
             in_chunks = (
                 plain and not by_kernel and not group["maximize"] and fits_chunks(p, g, state)
@@ -154,7 +154,7 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
                 1.0 if scaling is None or scaling.inverse is None else scaling.inverse.item()
             )
     if scaling is None:
-        _remember(opt, buckets)
+        _cache_buckets(opt, buckets)
     return buckets
 
 
@@ -169,7 +169,7 @@ def is_sound(opt: "TwoPasses", scaling: Scaling) -> bool:
 # --------------------------------------------------------------- the same parameters as before
 
 
-class Known(NamedTuple):
+class CachedBuckets(NamedTuple):
     """The last buckets for the kernel, without what is new in every pass."""
 
     ids: list[int]
@@ -178,14 +178,14 @@ class Known(NamedTuple):
     G: list[list[Tensor]]
 
 
-_known: WeakKeyDictionary[torch.optim.Optimizer, Known] = WeakKeyDictionary()
+_cached: WeakKeyDictionary[torch.optim.Optimizer, CachedBuckets] = WeakKeyDictionary()
 
 GRAD, IS_CPU, DTYPE = (
     vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "is_cpu", "dtype")
 )
 
 
-def _remember(opt: "TwoPasses", buckets: list[Bucket]) -> None:
+def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
     """Keep the buckets if they hold all parameters in order, as plain tensors with a state."""
     ids = [id(p) for p in params_of(opt)]
     if (
@@ -195,20 +195,20 @@ def _remember(opt: "TwoPasses", buckets: list[Bucket]) -> None:
         )
         and all(p.is_contiguous() for b in buckets for p in b.owners)
     ):
-        _known[opt] = Known(
+        _cached[opt] = CachedBuckets(
             ids, [replace(b, grads=[], states=[]) for b in buckets], [b.held("G") for b in buckets]
         )
     else:
-        _known.pop(opt, None)
+        _cached.pop(opt, None)
 
 
-def _gather_again(opt: "TwoPasses") -> list[Bucket]:
+def _gather_cached(opt: "TwoPasses") -> list[Bucket]:
     """The buckets of the last pass with new gradients, or none if anything else has changed.
 
     With many small tensors, gathering costs more than the arithmetic, so this checks as little as
     possible per tensor.
     """
-    known = _known.get(opt)
+    known = _cached.get(opt)
     if (
         known is None
         or [*map(id, params_of(opt))] != known.ids
@@ -286,7 +286,7 @@ def g0_of(state: dict[str, Any], p: Tensor) -> Tensor:
     return held.g0(g0, local(p)) if isinstance(held, RawGradient) else g0
 
 
-def keep_up(state: dict[str, Any], p: Tensor) -> None:
+def follow_parameter(state: dict[str, Any], p: Tensor) -> None:
     """Move G along with a parameter whose device or precision has changed."""
     if state["held"] and (
         state["g0"].dtype != precision(p) or ("displacement" in state) != is_low_precision(p)

@@ -32,7 +32,7 @@ from steptuned.optim.notices import (
     warn_two_schedules,
 )
 from steptuned.optim.scaling import Scaling, all_or_nothing, scaling_mode
-from steptuned.optim.state import EMPTY, RECENT, fresh_state, settle
+from steptuned.optim.state import EMPTY, RECENT, fresh_state, place_scalars
 from steptuned.rng import replay
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def begin(opt: "TwoPasses", scaling: Scaling | None) -> None:
     if not opt.state and opt._has_measured:  # the user has cleared the state
         opt.reset()
     check_unit_of_G(opt)
-    settle(opt)
+    place_scalars(opt)
 
 
 def set_steps(opt: "TwoPasses") -> None:
@@ -165,7 +165,7 @@ def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
     for state, p, moved_by in zip(
         bucket.states, bucket.owners, displacement, strict=bool(displacement)
     ):
-        state["displacement"] = sharded.as_part_of(p, moved_by)
+        state["displacement"] = sharded.shard_like(p, moved_by)
 
 
 def _move_by_kernel(opt: "StepTunedSGD", bucket: Bucket, workspace: Workspace) -> None:
@@ -195,7 +195,7 @@ def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradie
                 new = g.detach()  # without the graph that create_graph=True leaves on it
             opt._versions.append((new, new._version))
         state["g0"], state["held"] = (
-            new if type(p) in sharded.PLAIN else sharded.as_part_of(p, new),
+            new if type(p) in sharded.PLAIN else sharded.shard_like(p, new),
             held,
         )
         p.grad = None

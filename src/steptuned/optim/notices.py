@@ -6,7 +6,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from steptuned.optim import sharded
-from steptuned.optim.arguments import refuse_other, shared_options, tuned_groups, warn
+from steptuned.optim.arguments import refuse_differing, shared_options, tuned_groups, warn
 
 if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
@@ -68,16 +68,16 @@ def warn_stale_gradients(opt: "TwoPasses") -> None:
     """Warn of a backward before step(closure): its gradients are added to the first call's."""
     if "stale" in opt._warned or (opt._has_measured and opt._form != "closure"):
         return
-    known = {id(ref()) for ref in opt._left}
+    known = {id(ref()) for ref in opt._closure_grads}
     if any(
         p.grad is not None and id(p.grad) not in known
         for p in [p for group in opt.param_groups for p in group["params"]]
     ):
         opt._warned.add("stale")
         warn(
-            "step(closure) found gradients of an earlier backward, and they are added to those of "
-            "the closure's first call unless it zeroes them. The closure back-propagates itself, "
-            "twice: remove the backward before step(closure)"
+            "step(closure) found gradients of an earlier backward, which are added to those of the "
+            "closure's first call unless it zeroes them: remove the backward before step(closure), "
+            "since the closure back-propagates itself"
         )
 
 
@@ -104,8 +104,8 @@ def warn_other_noise(opt: "TwoPasses") -> None:
     if "noise" not in opt._warned and not opt._noise.is_current():
         opt._warned.add("noise")
         warn(
-            "the second pass drew other random numbers than the first, so gamma measures noise. "
-            "For dropout, call noise = steptuned.replay(opt) before the first pass and "
+            "the second pass drew other random numbers than the first, so gamma measures noise: "
+            "for dropout, call noise = steptuned.replay(opt) before the first pass and "
             "noise.rewind() before the second; if this is intended, replay_rng=False turns this "
             "check off"
         )
@@ -185,12 +185,12 @@ def check_groups_agree(opt: "TwoPasses") -> None:
     for group in opt.param_groups[1:]:
         for name in shared_options(first):
             if name in group and group[name] != first[name]:
-                refuse_other(
+                refuse_differing(
                     name, first, f"the first group has {first[name]}, another has {group[name]}"
                 )
 
 
-def is_initialiser(opt: "TwoPasses") -> bool:
+def is_initialization(opt: "TwoPasses") -> bool:
     """Whether this step only creates the state, as torch.distributed.checkpoint asks for.
 
     It calls step() of a new optimizer with lr = 0 and zero gradients.

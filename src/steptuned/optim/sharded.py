@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-PRIVATE = {
+PRIVATE_OPTIMIZERS = {
     "torch.distributed.optim.zero_redundancy_optimizer": "ZeroRedundancyOptimizer",
     "fairscale.optim.oss": "OSS",
 }
@@ -41,7 +41,7 @@ def local(t: Tensor) -> Tensor:
     return part.wait() if hasattr(part, "wait") else part  # a collective may still be running
 
 
-def as_part_of(p: Tensor, part: Tensor) -> Tensor:
+def shard_like(p: Tensor, part: Tensor) -> Tensor:
     """A tensor sharded like ``p``, whose shard on this rank is ``part``."""
     if not is_dtensor(p):
         return part
@@ -69,14 +69,14 @@ def place(p: Tensor) -> Place | None:
     return found if any(found.sharded) else None
 
 
-def spread_alike(t: Tensor, p: Tensor) -> bool:
+def same_sharding(t: Tensor, p: Tensor) -> bool:
     """Whether both tensors are sharded in the same way."""
     if not (is_dtensor(t) or is_dtensor(p)):
         return True
-    return is_dtensor(t) and is_dtensor(p) and _spread(t) == _spread(p)
+    return is_dtensor(t) and is_dtensor(p) and _sharding(t) == _sharding(p)
 
 
-def _spread(t: Tensor) -> tuple[object, object]:
+def _sharding(t: Tensor) -> tuple[object, object]:
     """The mesh and the placements of a DTensor."""
     return t.device_mesh, t.placements  # type: ignore[attr-defined]
 
@@ -162,12 +162,12 @@ def refuse_scaling(params: Iterable[Tensor]) -> None:
         )
 
 
-def refuse_private(name: str) -> None:
+def refuse_private_optimizers(name: str) -> None:
     """Raise an error if a wrapper is creating an optimizer for some of the parameters only."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        wrapper = PRIVATE.get(frame.f_globals.get("__name__", ""))
+        wrapper = PRIVATE_OPTIMIZERS.get(frame.f_globals.get("__name__", ""))
         if wrapper is not None:
             raise ValueError(
                 f"{name} does not support {wrapper}, which creates a private optimizer on every "

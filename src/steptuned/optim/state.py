@@ -33,7 +33,7 @@ class Stats(NamedTuple):
     at_lower: float
     """Share of measurements that left gamma at its lower bound."""
     at_upper: float
-    """Share of measurements that left gamma at its upper bound, including by nu if it is there."""
+    """Share of measurements that left gamma at its upper bound, by the curvature or by nu."""
     ignored: int
     """Measurements ignored because a gradient was not finite."""
     raw_gamma: tuple[float, float, float]
@@ -91,7 +91,7 @@ def fresh_group(scalars: dict[str, Tensor], tune_every: int) -> dict[str, Any]:
     }
 
 
-OF_PARAMETERS = ("G", "g0", "held", "displacement")
+PARAMETER_STATE = ("G", "g0", "held", "displacement")
 
 
 def fresh_state(p: Tensor, displaced: bool | None = None) -> dict[str, Any]:
@@ -122,20 +122,20 @@ def share(opt: "TwoPasses") -> None:
             group.update({name: first[name].clone() for name in SCALARS})
 
 
-def home_of(opt: "TwoPasses") -> torch.device:
+def scalar_device(opt: "TwoPasses") -> torch.device:
     """The device of the first parameter, where the scalars are."""
     return next(
         (p.device for group in opt.param_groups for p in group["params"]), torch.device("cpu")
     )
 
 
-def settle(opt: "TwoPasses") -> None:
+def place_scalars(opt: "TwoPasses") -> None:
     """Move the scalars to the first parameter's device, and share them as per_group says."""
-    home = home_of(opt)
-    if opt.param_groups[0]["gamma"].device != home:
+    device = scalar_device(opt)
+    if opt.param_groups[0]["gamma"].device != device:
         for group in opt.param_groups:
             group.update(
-                {name: group[name].to(home) for name in (*SCALARS, "effective_lr", "moved")}
+                {name: group[name].to(device) for name in (*SCALARS, "effective_lr", "moved")}
             )
     share(opt)
 
@@ -186,12 +186,12 @@ def filled(opt: "TwoPasses") -> Iterator[None]:
             if state := compact.get(p) or opt._default_state(p):
                 opt.state[p] = {
                     name: torch.zeros_like(p, dtype=precision(p), requires_grad=False)
-                    if value is None and name in OF_PARAMETERS
+                    if value is None and name in PARAMETER_STATE
                     else value
                     for name, value in state.items()
                 }
                 if isinstance(opt.state[p].get("held"), RawGradient):
-                    opt.state[p].update(g0=sharded.as_part_of(p, g0_of(opt.state[p], p)), held=1)
+                    opt.state[p].update(g0=sharded.shard_like(p, g0_of(opt.state[p], p)), held=1)
     try:
         yield
     finally:
@@ -228,8 +228,10 @@ def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:
     for saved, group in zip(state_dict["param_groups"], opt.param_groups, strict=False):
         for key, p in zip(saved["params"], group["params"], strict=False):
             state = state_dict["state"].get(key, {})
-            tensors = [state[name] for name in OF_PARAMETERS if isinstance(state.get(name), Tensor)]
-            if not all(sharded.spread_alike(tensor, p) for tensor in tensors):
+            tensors = [
+                state[name] for name in PARAMETER_STATE if isinstance(state.get(name), Tensor)
+            ]
+            if not all(sharded.same_sharding(tensor, p) for tensor in tensors):
                 raise ValueError(
                     "this state_dict is sharded in another way than the parameters: save and load "
                     "it with torch.distributed.checkpoint, which reshards it"
@@ -241,7 +243,7 @@ def restore(opt: "TwoPasses", saved: dict[str, Any]) -> None:
     for saved_group, group in zip(saved["param_groups"], opt.param_groups, strict=True):
         for key, p in zip(saved_group["params"], group["params"], strict=True):
             state = saved["state"].get(key, {})
-            for name in [name for name in OF_PARAMETERS if name in state]:
+            for name in [name for name in PARAMETER_STATE if name in state]:
                 value = state[name]
                 if isinstance(value, Tensor):
                     value = (

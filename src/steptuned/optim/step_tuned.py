@@ -11,7 +11,7 @@ from steptuned.optim.arguments import check
 from steptuned.optim.bucket import params_of
 from steptuned.optim.scaling import all_or_nothing
 from steptuned.optim.state import (
-    OF_PARAMETERS,
+    PARAMETER_STATE,
     SCALARS,
     fresh_group,
     fresh_scalars,
@@ -124,7 +124,7 @@ class StepTuned(TwoPasses):
         check(**own)
         own["bounds"] = tuple(bounds)
         _refuse(base, own)
-        sharded.refuse_private(type(self).__name__)
+        sharded.refuse_private_optimizers(type(self).__name__)
         self.base = base
         groups, state = base.param_groups, base.state
         self._start()
@@ -154,7 +154,7 @@ class StepTuned(TwoPasses):
 
     # ------------------------------------------------------------------------------- state
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         self.base.step()
         for p in params_of(self):
             if p.requires_grad:
@@ -165,7 +165,7 @@ class StepTuned(TwoPasses):
 
     def _clear_state(self) -> None:
         for state in self.state.values():
-            for name in OF_PARAMETERS:
+            for name in PARAMETER_STATE:
                 state.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class StepTunedSGD(TwoPasses):
             "per_group": per_group,
         }
         check(**defaults)
-        sharded.refuse_private(type(self).__name__)
+        sharded.refuse_private_optimizers(type(self).__name__)
         defaults["bounds"] = tuple(bounds)
         self._start()
         super().__init__(params, defaults)

@@ -16,7 +16,7 @@ from steptuned.optim import sharded
 from steptuned.optim.arguments import check_group, check_params, shared_options, tuned_groups, warn
 from steptuned.optim.bucket import params_of
 from steptuned.optim.notices import (
-    is_initialiser,
+    is_initialization,
     refuse_in_body,
     refuse_pending,
     refuse_unneeded,
@@ -42,8 +42,8 @@ from steptuned.optim.state import (
     fresh_group,
     fresh_scalars,
     fresh_state,
-    home_of,
     restore,
+    scalar_device,
     share,
     stats_of,
     upgrade,
@@ -78,7 +78,7 @@ class TwoPasses(Scalable, Optimizer):
         self._warned: set[str] = set()
         self._form = "hand"  # the call form of the current iteration
         self._in_body = False  # whether the body of passes() is running
-        self._left: list[weakref.ref[Tensor]] = []  # gradients of the closure's last call
+        self._closure_grads: list[weakref.ref[Tensor]] = []  # gradients of the closure's last call
         self._has_measured = False
         self._noise: Replay | None = None  # random states after the first pass
         self._noise_checks = 0
@@ -126,7 +126,7 @@ class TwoPasses(Scalable, Optimizer):
                 with torch.enable_grad(), frozen_statistics(freeze):
                     closure()
                 self._second_half(None)
-        self._left = [weakref.ref(p.grad) for p in params_of(self) if p.grad is not None]
+        self._closure_grads = [weakref.ref(p.grad) for p in params_of(self) if p.grad is not None]
         return loss
 
     def passes(self, *, freeze: torch.nn.Module | None = None) -> "Passes":
@@ -188,8 +188,8 @@ class TwoPasses(Scalable, Optimizer):
         """``step()`` without a closure."""
         pending = self.param_groups[0]["pending"]
         if not pending:
-            if is_initialiser(self):
-                self._initialise()
+            if is_initialization(self):
+                self._initialize()
                 return
             if not self.needs_second_pass:
                 self._single_pass(scaling)
@@ -207,7 +207,7 @@ class TwoPasses(Scalable, Optimizer):
             )
         self._second_half(scaling)
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         """Create the state, for torch.distributed.checkpoint."""
         self.state.update({p: fresh_state(p) for p in params_of(self) if p.requires_grad})
 
@@ -262,7 +262,7 @@ class TwoPasses(Scalable, Optimizer):
         """
         self.cancel()
         self._clear_state()
-        scalars = fresh_scalars(home_of(self))
+        scalars = fresh_scalars(scalar_device(self))
         for group in self.param_groups:
             group.update(scalars, **fresh_group(scalars, group["tune_every"]))
         share(self)
@@ -309,7 +309,9 @@ class TwoPasses(Scalable, Optimizer):
         return self._scalar("curvature")
 
     def stats(self, group: int = 0) -> Stats:
-        """Statistics of the measurements: how often the curvature was negative, and so on.
+        """How often the curvature was negative, gamma was at a bound, or a measurement was ignored.
+
+        Also has the quartiles of the recent raw gammas.
 
         Args:
             group: with ``per_group=True``, the index of the parameter group. Otherwise the result
@@ -335,7 +337,7 @@ class TwoPasses(Scalable, Optimizer):
             check_params(group, type(self).__name__)
             sharded.refuse(group["params"], type(self).__name__)
         if group is first or first["per_group"]:
-            group.update(fresh_scalars(home_of(self)))
+            group.update(fresh_scalars(scalar_device(self)))
             m, M = group["bounds"]
             if not m <= group["nu"] <= M:
                 warn(

@@ -96,8 +96,8 @@ def _first_move(
             if "G" not in state:  # after the base's own: it may test whether its state is empty
                 state.update(fresh_state(p, displaced=True))
             state["G"] = state["G"].to(p.device, kind)
-            state["g0"], state["held"] = sharded.as_part_of(p, g), 1
-            state["displacement"] = sharded.as_part_of(p, here.to(kind) - point.to(kind))
+            state["g0"], state["held"] = sharded.shard_like(p, g), 1
+            state["displacement"] = sharded.shard_like(p, here.to(kind) - point.to(kind))
 
 
 @_disable_dynamo
@@ -216,7 +216,7 @@ def _move(
     coefficient: Tensor,
 ) -> None:
     """theta + gamma (update of the base), where the base updates with its own learning rate."""
-    with _given(opt, parts, scaling, coefficient):
+    with _base_gradients(opt, parts, scaling, coefficient):
         opt.base.step()
     for part, points in zip(parts, before, strict=True):
         params, kind = part.params, precision(part.params[0])
@@ -231,7 +231,7 @@ def _move(
 
 
 @contextmanager
-def _given(
+def _base_gradients(
     opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor
 ) -> Iterator[None]:
     """Within this block, the parameters' gradients are unscaled and clipped, for the base."""
@@ -245,7 +245,7 @@ def _given(
             part.grads[0]
         )
         for p, g in zip(part.owners, torch._foreach_mul(part.grads, factor), strict=True):
-            p.grad = sharded.as_part_of(p, g)
+            p.grad = sharded.shard_like(p, g)
     try:
         yield
     finally:
