@@ -486,7 +486,10 @@ def main() -> int:
         "--sequences", type=int, default=5000, help="sequences of calls (default: %(default)s)"
     )
     parser.add_argument(
-        "--minutes", type=float, default=30, help="stop after about so many (default: %(default)s)"
+        "--minutes",
+        type=float,
+        default=30,
+        help="stop after about this many minutes (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of moments and sequences (default: %(default)s)"

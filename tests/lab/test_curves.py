@@ -66,7 +66,7 @@ def test_a_drop_is_located():
     ],
     ids=["at the beginning", "at the end", "too small", "not more than usual"],
 )
-def test_slow_or_small_falls_are_not_sudden_drops(loss):
+def test_falls_at_the_ends_or_too_small_are_not_sudden_drops(loss):
     assert not drop_of(made(loss), "loss", LIMITS).is_sudden(LIMITS)
 
 

@@ -355,7 +355,7 @@ def test_a_file_that_cannot_be_opened_is_reported(read, tmp_path):
         ({"classes": 2}, r"label \d is not below 2"),
     ],
 )
-def test_files_with_the_wrong_shapes_are_refused(change, reason, cifar, home):
+def test_files_that_do_not_match_their_data_set_are_refused(change, reason, cifar, home):
     cifar.write(home)
     SETS["cifar-10"] = replace(cifar.data, **change)
     with pytest.raises(DataError, match=reason):
@@ -675,7 +675,7 @@ def test_space_that_runs_out_while_unpacking_changes_nothing(cifar, home, site, 
     assert not (home / cifar.folder / ".part").exists()
 
 
-# A process of its own that fetches the small data set: it can be killed, and given limits.
+# A separate process that downloads the small data set: it can be killed, and given limits.
 FETCH = """
 import pathlib, resource, sys
 sys.path[:0] = [{tests!r}]
@@ -762,7 +762,7 @@ def test_a_second_download_waits_for_the_first_and_downloads_nothing(cifar, home
     assert only_whole_files(cifar, home)
 
 
-def test_progress_is_shown_only_if_requested(cifar, home, site):
+def test_progress_is_shown_if_requested(cifar, home, site):
     with fetching_process(site.page("/a", cifar.archive), home, progress=True) as process:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -912,7 +912,7 @@ def test_the_catalogue_of_data_sets_is_consistent():
         ("mnist", (1, 28, 28), [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]),
     ],
 )
-def test_the_official_data_have_their_known_statistics(name, shape, first_train, first_test):
+def test_the_official_data_have_their_known_shapes_and_labels(name, shape, first_train, first_test):
     images, data = load(name), SETS[name]
     assert data.shape == shape
     for x, y, rows, first in (

@@ -1,4 +1,4 @@
-"""What an experiment is said to cost."""
+"""The estimated cost of an experiment."""
 
 import time
 

@@ -251,7 +251,7 @@ def test_a_damaged_run_is_reported_and_the_rest_is_shown(folder):
     assert f"{second.folder.name}: its spec.json cannot be read" in page
     assert "its log is not the one it ended with" in page
     assert "other-demo.json cannot be read" in page
-    assert "its log is longer or shorter than it ended" in page
+    assert "the length of its log has changed since it ended" in page
     assert LONG in page
 
 
@@ -463,7 +463,7 @@ def test_the_controls_change_the_plots(browser, server, folder):
     page.locator(".plot").first.scroll_into_view_if_needed()
     page.wait_for_selector(".plot .main-svg")
     assert page.locator("[name=draw]").input_value() == "seeds", (
-        "the switches stay as they were when the page is made anew"
+        "the controls keep their state when the page is rewritten"
     )
     assert page.troubles == []
     page.context.close()

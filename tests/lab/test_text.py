@@ -1,4 +1,4 @@
-"""The next character of a text: its windows, its transformer, and who is compared on it."""
+"""The next character of a text: its windows, its transformer and its methods."""
 
 import ast
 import hashlib

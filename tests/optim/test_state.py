@@ -1,4 +1,4 @@
-"""Checkpoints: at any moment, also between the passes, and the run goes on bit for bit."""
+"""Checkpoints at any moment, even between the passes: the run resumes bit for bit."""
 
 import copy
 import io
