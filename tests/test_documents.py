@@ -1,4 +1,4 @@
-"""What the documents show runs, as it stands there."""
+"""The code in the documents runs exactly as it is shown."""
 
 import doctest
 import functools

@@ -1,4 +1,4 @@
-"""Each claim of the paper can come out each way, from made-up stores."""
+"""Made-up stores with which each claim of the paper gets each verdict."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Packed runs: restored byte for byte, readable by others, and damage is noticed."""
+"""Packed runs: restored byte for byte, readable by other tools, and protected by checksums."""
 
 import json
 import shutil

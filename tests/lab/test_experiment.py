@@ -1,4 +1,4 @@
-"""Experiments in TOML: what they expand to, and what a mistake in one says."""
+"""Experiments in TOML: what they expand to, and the error messages for mistakes."""
 
 import statistics
 from itertools import pairwise

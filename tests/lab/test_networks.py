@@ -1,4 +1,4 @@
-"""The networks: sizes, shapes, starts, activations."""
+"""The networks: sizes, shapes, initialisation, activations."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Options with their kinds, limits and choices."""
+"""Options with their types, limits and choices."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""The problems: their gradients, their streams, and that every method of a seed meets the same."""
+"""The problems: gradients, mini-batch streams, and the same data for all methods of a seed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is published is what the raw logs in evidence/ say: nothing can go stale."""
+"""The published pages match the raw logs in evidence/, so they cannot become stale."""
 
 import json
 from pathlib import Path

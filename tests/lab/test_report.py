@@ -1,4 +1,4 @@
-"""The report: what it shows is what the store has, in a real browser where there is one."""
+"""The report shows what the store has. It is opened in a real browser if one is installed."""
 
 import functools
 import json

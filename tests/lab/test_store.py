@@ -1,4 +1,4 @@
-"""What is on disk can be trusted, or is noticed and repaired."""
+"""Damage on disk is detected and repaired."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Sweeps: parallel, resumable, and not to be brought down by one run."""
+"""Sweeps are parallel, resumable, and survive a run that kills its worker."""
 
 import os
 import signal

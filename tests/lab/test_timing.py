@@ -1,4 +1,4 @@
-"""Table 2: what is measured, and that it is kept."""
+"""Table 2: what is measured, and how it is stored."""
 
 import json
 from dataclasses import replace

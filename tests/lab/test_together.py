@@ -1,4 +1,4 @@
-"""Runs that several processes make together, started by torchrun."""
+"""Runs that several ranks share, started by torchrun."""
 
 import json
 import os

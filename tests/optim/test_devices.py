@@ -1,4 +1,4 @@
-"""No synchronisation in a step, one graph a pass, any scheduler, any kind of lr."""
+"""No synchronisation in a step, one graph per pass, any scheduler, any kind of lr."""
 
 import contextlib
 import functools

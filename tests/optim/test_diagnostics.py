@@ -1,4 +1,4 @@
-"""What the optimizer says: of a run, and of arguments that are not valid."""
+"""Diagnostics of a run, and error messages for invalid arguments."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""How a vector is cut into tensors and groups, and how these lie in memory, must not matter."""
+"""The split of a vector into tensors and groups, and their memory layout, must not matter."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What real programs did: each test is a mistake or a wish that was found in one."""
+"""Mistakes and needs of real programs, one test for each."""
 
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""With the variants off, the optimizer gives the bits that it gave before there were any."""
+"""With the variants off, the optimizer is bit-identical to the one before the variants."""
 
 import pytest
 import torch
