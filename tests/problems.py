@@ -1,4 +1,4 @@
-"""Small problems with gradients in NumPy, written by hand, and the same in torch, found by autograd."""
+"""Small problems with hand-written gradients in NumPy, and the same in torch with autograd."""
 
 from itertools import combinations
 
@@ -7,7 +7,7 @@ import torch
 
 
 class Regression:
-    """The paper's non-convex regression: the mean of phi(A_n theta - b_n), phi(t) = t^2 / (1 + t^2)."""
+    """The paper's non-convex regression: mean of phi(A_n theta - b_n), phi(t) = t^2 / (1 + t^2)."""
 
     def __init__(self, n=500, p=30, batch=50, seed=0, iterations=400):
         rng = np.random.default_rng(seed)
@@ -47,7 +47,7 @@ class Regression:
         return (1 - (b - 1) / (n - 1)) / b * each + (b - 1) * n / (b * (n - 1)) * whole
 
     def expectation_by_counting(self, theta):
-        """The same by going through all mini-batches: only for tiny problems."""
+        """The same by summing over all mini-batches; for tiny problems only."""
         rows = combinations(range(len(self.b)), self.batch)
         return np.mean([self.curvature_vector(theta, list(r)) for r in rows], axis=0)
 
@@ -58,7 +58,10 @@ class Regression:
 
 
 class Network:
-    """Two layers, tanh between them, mean square error; theta is (W1, b1, W2, b2), flattened and joined."""
+    """Two layers with tanh between them and the mean squared error.
+
+    theta is (W1, b1, W2, b2), flattened and joined.
+    """
 
     shapes = ((8, 5), (8,), (3, 8), (3,))
 

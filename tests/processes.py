@@ -6,11 +6,11 @@ from pathlib import Path
 
 MARK = "STEPTUNED_TEST_MARK"
 HELPERS = ("loky", "forkserver", "resource_tracker")
-"""Processes that Python keeps for its next use, and that end with their parent."""
+"""Processes that Python keeps for reuse and that end with their parent."""
 
 
 def marked(mark):
-    """The processes that live, have this mark, and are not this one, with their commands."""
+    """The other live processes with this mark, and their commands."""
     wanted = f"{MARK}={mark}".encode()
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
     commands = {
@@ -31,7 +31,7 @@ def _read(pid, name):
 
 
 def left_behind(mark):
-    """Those among them that would go on after this process, or that it has forgotten."""
+    """Those that would outlive this process, or that it no longer tracks."""
     return {
         pid: command
         for pid, command in marked(mark).items()
@@ -51,7 +51,7 @@ def is_descendant(pid):
 
 
 def wait_until_none(found, seconds=120):
-    """Wait until there is no such process any more. Returns those that are left."""
+    """Wait until there is no such process. Returns those that are left."""
     deadline = time.monotonic() + seconds
     while (left := found()) and time.monotonic() < deadline:
         time.sleep(0.1)

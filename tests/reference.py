@@ -1,7 +1,8 @@
-"""The algorithms of the paper once more: NumPy, float64, line by line as printed, sharing nothing with the package.
+"""Literal twins of the paper's algorithms: NumPy, float64, line by line as printed.
 
-Every function yields, so that a test can compare the iterates one by one. ``gradient(k, theta)`` is the gradient on the
-mini-batch of iteration k. ``alpha`` may be a vector: that is what parameter groups with different learning rates are.
+They share no code with the package. Every function is a generator, so that a test can compare the
+iterates one by one. ``gradient(k, theta)`` is the gradient on the mini-batch of iteration k.
+``alpha`` may be a vector: it then stands for parameter groups with different learning rates.
 """
 
 import numpy as np
@@ -22,12 +23,13 @@ def step_tuned_sgd(
     sign=1.0,
     clip=np.inf,
 ):
-    """Algorithm 2. Yields (theta_{k+1/2}, theta_{k+1}, gamma_{k+1}, step_k, raw gamma_{k+1}, curvature).
+    """Algorithm 2.
 
-    The raw gamma is the one before clipping; the curvature is <G, dtheta> / |dtheta|^2.
+    Yields (theta_{k+1/2}, theta_{k+1}, gamma_{k+1}, step_k, raw gamma_{k+1}, curvature). The raw
+    gamma is the one before clipping; the curvature is <G, dtheta> / |dtheta|^2.
 
-    ``decay`` is the weight decay lambda, which may be a vector; ``sign`` is -1 to maximise; ``clip`` bounds the norm that a
-    gradient has in an update.
+    ``decay`` is the weight decay lambda, which may be a vector; ``sign`` is -1 to maximise;
+    ``clip`` bounds the norm of a gradient in an update.
     """
 
     def of_J(k, theta):
@@ -90,11 +92,11 @@ class StepTunedSGDByPass:
         self.G += [np.zeros_like(theta) for theta in thetas]
 
     def cancel(self):
-        """Forget the first pass; what it moved stays where it is."""
+        """Forget the first pass. Its update of the parameters stays."""
         self.g0, self.dtheta, self.sound = {}, {}, True
 
     def first(self, gradients, overflow=False):
-        """theta_k to theta_{k+1/2}. ``gradients`` has those that exist, by the index of their tensor."""
+        """theta_k to theta_{k+1/2}. ``gradients`` has the gradients by index of their tensor."""
         factor = (
             1.0
             if self.decay_every is None
@@ -106,7 +108,7 @@ class StepTunedSGDByPass:
         self.dtheta = self._move(self.g0)
 
     def second(self, gradients, overflow=False):
-        """theta_{k+1/2} to theta_{k+1}, G and k; gamma is left to the caller, who knows about rounding.
+        """Update theta_{k+1/2} to theta_{k+1}, G and k. The caller sets gamma and handles rounding.
 
         Returns None after an overflow, else dg by the index of its tensor, <G_hat, dtheta> and
         |dtheta|^2.
@@ -198,8 +200,11 @@ def armijo(theta, J, gradient, *, alpha, slope, shrink, max_backtracks):
 
 
 def gradient_variation(theta, gradient, variation, *, alpha, nu, m, M, delta):
-    """What Algorithms 3 to 5 have in common. ``variation(k, theta_k, theta_{k-1}, step)`` is G_k, with ``step`` the one that
-    led from theta_{k-1} to theta_k. Yields (theta_{k+1}, gamma_k, step_k, raw gamma_k, curvature)."""
+    """What Algorithms 3 to 5 have in common.
+
+    ``variation(k, theta_k, theta_{k-1}, step)`` is G_k, where ``step`` led from theta_{k-1} to
+    theta_k. Yields (theta_{k+1}, gamma_k, step_k, raw gamma_k, curvature).
+    """
     gamma, step = 1.0, alpha * 1.0
     before, theta = theta, theta - step * gradient(0, theta)
     yield theta, gamma, step, np.nan, np.nan
@@ -260,7 +265,9 @@ def variant(
     decay=0.0,
     clip=np.inf,
 ):
-    """Algorithm 2 with its variants. Yields (theta_{k+1/2} or None, theta_{k+1}, gammas, raw gammas).
+    """Algorithm 2 with its variants.
+
+    Yields (theta_{k+1/2} or None, theta_{k+1}, gammas, raw gammas).
 
     ``T``: every T-th mini-batch is used twice and measured, the others once. For T > 1 each
     difference is divided by its step before it is averaged; ``divide`` overrides that.
@@ -323,7 +330,9 @@ def step_tuned(
     sign=1.0,
     clip=np.inf,
 ):
-    """Any optimizer with a tuned step. Yields (theta_{k+1/2} or None, theta_{k+1}, gammas, raw gammas).
+    """Any optimizer with a tuned step.
+
+    Yields (theta_{k+1/2} or None, theta_{k+1}, gammas, raw gammas).
 
     ``base(theta, g)`` is the base's update u per unit of learning rate, at theta with the gradient
     g of the loss; it changes its own state. ``decay`` is the weight decay that belongs to J, so not

@@ -47,7 +47,7 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-5}
 ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2**-7}
 """Of the parameters themselves."""
 LARGE = 1 << 16
-"""Elements from which on the optimizer works on a tensor in chunks."""
+"""The number of elements from which the optimizer works on a tensor in chunks."""
 SPIKE = 1e25
 """Finite in single precision, but its square is not."""
 
@@ -58,7 +58,7 @@ ROADS = st.sampled_from(["plain", "plain", "scaled", "scaled", "unscaled"])
 
 
 class DifferenceError(AssertionError):
-    """The optimizer is not where its twin is."""
+    """The optimizer differs from its twin."""
 
 
 class UserError(Exception):
@@ -140,7 +140,7 @@ class Sequence(RuleBasedStateMachine):
         error=st.sampled_from([None, None, None, None, 0, 1]),
     )
     def closure(self, seed, kinds, error):
-        """The first form; now and then the closure fails."""
+        """The first form; sometimes the closure fails."""
         drawn = []
 
         def closure():
@@ -172,7 +172,7 @@ class Sequence(RuleBasedStateMachine):
         last=st.sampled_from([None, None, None, None, 0, 1]),
     )
     def passes(self, seed, kinds, last):
-        """The second form; now and then the loop is left early."""
+        """The second form; sometimes the loop is left early."""
         drawn = []
         for number in self.opt.passes():
             drawn.append(torch.rand(()).item())
@@ -235,7 +235,7 @@ class Sequence(RuleBasedStateMachine):
     @precondition(lambda self: self.pending in ("", "plain"))
     @rule(way=st.sampled_from(["closure", "passes", "by hand", "second pass only"]), seed=SEEDS)
     def no_gradient(self, way, seed):
-        """What passes do that find no gradient at all: the one place that says so."""
+        """What passes do without any gradient."""
         for p in self.params:
             p.grad = None
         if self.pending:
@@ -285,7 +285,7 @@ class Sequence(RuleBasedStateMachine):
 
     @rule(lr=LRS, tensor=st.booleans(), group=st.integers(0, 3))
     def change_lr(self, lr, tensor, group):
-        """As a scheduler does; a half step that is pending goes on with the step it began with."""
+        """As a scheduler does. A pending half step keeps the step size it began with."""
         group %= len(self.twin.alpha)
         self.twin.alpha[group] = float(torch.tensor(lr)) if tensor else lr
         self.opt.param_groups[group]["lr"] = torch.tensor(lr) if tensor else lr
@@ -305,7 +305,7 @@ class Sequence(RuleBasedStateMachine):
 
     @rule(way=st.sampled_from(["itself", "another", "file"]))
     def save_and_load(self, way):
-        """At any moment, also between the passes."""
+        """At any moment, even between the passes."""
         saved = copy.deepcopy(self.opt.state_dict())
         if way == "file":
             file = io.BytesIO()
@@ -325,7 +325,7 @@ class Sequence(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def reset(self, seed):
-        """Forget all measurements; only now and then, so that sequences get somewhere in between."""
+        """Forget all measurements; only rarely, so that sequences make progress in between."""
         if seed % 8:
             return
         self.opt.reset()
@@ -336,7 +336,7 @@ class Sequence(RuleBasedStateMachine):
     @precondition(lambda self: not self.pending and self._is_bad())
     @rule()
     def restore(self):
-        """What a user does whose parameters are lost."""
+        """Restore the parameters, as a user does who has lost them."""
         self._restore()
 
     def teardown(self):
@@ -415,7 +415,7 @@ class Sequence(RuleBasedStateMachine):
         self.scaler.step(half)
 
     def _drop(self):
-        """The half step that was pending is no more."""
+        """Drop the pending half step."""
         self.twin.cancel()
         self.pending, self.scaler = "", None
 
@@ -482,7 +482,7 @@ class Sequence(RuleBasedStateMachine):
             self._restore()  # after a spike nothing can be compared any more
 
     def _is_finite(self, dg):
-        """Whether the squares of all that is measured are, in the precision of their tensor."""
+        """Whether the squares of all measured values are finite in their tensor's precision."""
 
         def fits(i, a):
             largest = np.finfo(

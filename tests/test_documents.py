@@ -1,4 +1,4 @@
-"""What the documents show runs, as it stands there."""
+"""The code in the documents runs exactly as it is shown."""
 
 import doctest
 import functools
@@ -53,7 +53,7 @@ TRAINS = [(path, block) for path in (README, TRAINING) for block in blocks(path,
 
 
 def namespace():
-    """What a reader of the README has before the first line."""
+    """The names that the code of the README expects."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
     x, y = torch.randn(40, 4), torch.randint(3, (40,))
@@ -186,7 +186,7 @@ MODULES = [m.name for m in pkgutil.walk_packages(steptuned.__path__, "steptuned.
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_the_examples_of_the_docstrings_are_right(module):
+def test_the_docstring_examples_are_correct(module):
     assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
@@ -204,12 +204,13 @@ def test_the_digits_example_compares_and_draws(tmp_path):
 
 
 def test_importing_the_package_needs_torch_only_and_is_light():
-    """Everything else that is installed is hidden; nothing is imported that torch itself does not import."""
+    """The import adds no module that torch itself does not import."""
     code = """
 import sys, torch
 before = {name.split(".")[0] for name in sys.modules}
 import steptuned
-print(sorted({name.split(".")[0] for name in sys.modules} - before - {"steptuned"} - set(sys.stdlib_module_names)))
+added = {name.split(".")[0] for name in sys.modules} - before - {"steptuned"}
+print(sorted(added - set(sys.stdlib_module_names)))
 print("torch._dynamo" in sys.modules, "torch.distributed.checkpoint" in sys.modules)
 """
     done = subprocess.run(
@@ -218,7 +219,7 @@ print("torch._dynamo" in sys.modules, "torch.distributed.checkpoint" in sys.modu
     assert done.stdout.splitlines() == ["[]", "False False"]
 
 
-def test_the_public_names_are_all_there():
+def test_all_public_names_exist():
     assert all(hasattr(steptuned, name) for name in steptuned.__all__)
     assert steptuned.__version__ == importlib.metadata.version("steptuned")
     assert (Path(steptuned.__file__).parent / "py.typed").exists()
@@ -245,7 +246,7 @@ def test_nothing_is_left_to_be_filled_in(page):
     assert not re.search(r"^[A-Z]{3,}$", page.read_text(), re.MULTILINE)
 
 
-def test_what_is_run_elsewhere_is_run_there():
+def test_pages_tested_elsewhere_are_named_there():
     for name, where in ELSEWHERE.items():
         tests = [ROOT / where] if where.endswith(".py") else list((ROOT / where).glob("test_*.py"))
         assert any(name in test.read_text() for test in tests), f"{where} does not run {name}"
@@ -255,7 +256,7 @@ def test_what_is_run_elsewhere_is_run_there():
     "page", [path for path in PAGES if "extending" in path.parts], ids=lambda page: page.stem
 )
 def test_the_worked_example_of_an_extension_runs(page, tmp_path):
-    """As a reader would: the files of the page, and then its command."""
+    """As a reader would do it: write the files of the page, then run its command."""
     for text in (*blocks(page, "python"), *blocks(page, "toml")):
         (tmp_path / re.match(r"# (\S+)\n", text)[1]).write_text(text)
     (command,) = blocks(page, "sh")
@@ -279,7 +280,7 @@ def test_the_worked_example_of_an_extension_runs(page, tmp_path):
     ],
     ids=["method", "problem"],
 )
-def test_the_file_of_an_extension_needs_no_change_in_the_package(
+def test_an_extension_file_needs_no_change_in_the_package(
     page, package, base, name, tmp_path, monkeypatch
 ):
     (text,) = blocks(ROOT / "docs" / "extending" / f"{page}.md", "python")
@@ -303,7 +304,7 @@ COMMANDS = [
 @pytest.mark.parametrize(
     ("page", "line"), COMMANDS, ids=[f"{page.name}: {line}" for page, line in COMMANDS]
 )
-def test_the_commands_of_the_documents_are_right(page, line):
+def test_the_commands_in_the_documents_are_valid(page, line):
     """Parsed by the command itself, which knows its options and their values; nothing is run."""
     words = shlex.split(line)
     group = typer.main.get_command(app)
@@ -316,7 +317,7 @@ def test_the_commands_of_the_documents_are_right(page, line):
         command.make_context(name, rest, parent=context)
 
 
-def test_the_targets_of_make_that_the_documents_name_are_there():
+def test_the_make_targets_named_in_the_documents_exist():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     quoted = [
         word

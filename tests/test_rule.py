@@ -22,7 +22,7 @@ def test_gamma_is_the_quotient_where_curvature_is_positive_and_nu_elsewhere(squa
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999])
-def test_debias_makes_the_weights_add_up_to_one(beta):
+def test_debias_makes_the_weights_sum_to_one(beta):
     for k in (0, 1, 5, 50):
         weights = sum((1 - beta) * beta ** (k - j) for j in range(k + 1))
         assert rule.debias(

@@ -34,20 +34,20 @@ def test_kills_at_random_moments_change_no_number(tmp_path, kill, kills):
     assert outcome.runs > 0
 
 
-def test_no_sequence_of_calls_leads_away_from_the_twin():
+def test_no_sequence_of_calls_deviates_from_the_twin():
     sequences, differences = fuzz(100, seed=0)
     assert not differences, "\n".join(differences)
     assert sequences == 100
 
 
-def test_a_wrong_optimizer_is_found_out(monkeypatch):
+def test_a_wrong_optimizer_is_detected(monkeypatch):
     """gamma that is not clipped."""
     monkeypatch.setattr(rule, "clip", lambda value, bounds: value)
     _, differences = fuzz(50, seed=0, shrink=False)
     assert any("gamma" in text for text in differences)
 
 
-def test_the_page_tells_what_was_found():
+def test_the_page_reports_what_was_found():
     report = torture.Report(
         seed=7, sequences=1234, different=["DifferenceError: made up"], seconds=600
     )

@@ -74,13 +74,13 @@ def test_fabric_gives_the_numbers_of_a_plain_loop(form, freeze):
     assert opt.stats().iterations == 5
 
 
-def test_bf16_takes_both_passes():
+def test_bf16_works_in_both_passes():
     _, opt, losses = train("closure", precision="bf16-mixed")
     assert opt.stats().iterations == 5
     assert losses.isfinite().all()
 
 
-def test_a_checkpoint_of_fabric_holds_the_measurement(tmp_path):
+def test_a_checkpoint_of_fabric_contains_the_measurement(tmp_path):
     fabric = Fabric(accelerator="cpu", devices=1)
     model, opt, _ = train("closure")
     fabric.save(tmp_path / "state.ckpt", {"model": model, "opt": opt})

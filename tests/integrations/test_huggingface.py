@@ -193,7 +193,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, accumulate, variant):
+def test_a_variant_under_the_trainer_equals_a_plain_loop(tmp_path, accumulate, variant):
     options = {"lr": 0.2, "bounds": (0.05, 20.0), "max_grad_norm": 0.3, **VARIANTS[variant]}
     trainer = trainer_of(
         tmp_path, choice=(StepTunedSGD, options), gradient_accumulation_steps=accumulate
@@ -206,7 +206,7 @@ def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, accumulate, varia
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_goes_on_from_a_checkpoint_of_the_trainer(tmp_path, variant):
+def test_a_variant_resumes_from_a_checkpoint_of_the_trainer(tmp_path, variant):
     options = {
         "save_strategy": "steps",
         "save_steps": 5,
@@ -239,7 +239,7 @@ def test_any_optimizer_is_tuned_under_the_trainer(tmp_path, accumulate):
     assert trainer.state.global_step == len(expected)
 
 
-def test_a_tuned_optimizer_goes_on_from_a_checkpoint_of_the_trainer(tmp_path):
+def test_a_tuned_optimizer_resumes_from_a_checkpoint_of_the_trainer(tmp_path):
     runs = []
     for folder, resume in (
         ("through", None),
@@ -275,7 +275,7 @@ def test_the_optimizer_is_made_from_the_arguments(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["optimizers", "optimizer_cls_and_kwargs"])
-def test_an_optimizer_with_other_options_is_given_in_the_usual_ways(tmp_path, way):
+def test_an_optimizer_with_other_options_can_be_passed_as_usual(tmp_path, way):
     options = {"lr": 0.1, "nu": 1.5, "bounds": (0.05, 20.0)}
     model = language_model()
     if way == "optimizers":
@@ -347,7 +347,7 @@ def regression_trainer(folder, **options):
     )
 
 
-def test_a_model_whose_loss_the_trainer_divides(tmp_path):
+def test_a_model_whose_loss_the_trainer_divides_gives_the_same_numbers(tmp_path):
     trainer = regression_trainer(tmp_path, gradient_accumulation_steps=3)
     trainer.train()
     parts = [
@@ -382,7 +382,7 @@ def test_micro_batches_left_over_by_an_epoch_are_in_both_passes_of_the_next_upda
 @pytest.mark.parametrize(
     "step", [2, 4, 6], ids=["middle", "end of an epoch", "middle of a later epoch"]
 )
-def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(tmp_path, step):
+def test_a_resumed_run_is_bit_identical_with_dropout_and_shuffling(tmp_path, step):
     options = {
         "save_strategy": "steps",
         "save_steps": 2,
@@ -398,7 +398,7 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(tmp_path, 
 
 
 @pytest.mark.parametrize("where", ["on_substep_end", "on_pre_optimizer_step"])
-def test_a_run_that_broke_off_can_be_started_again(tmp_path, where):
+def test_an_aborted_run_can_be_started_again(tmp_path, where):
     """Between micro-batches nothing has moved yet; after both passes the half step is dropped."""
 
     class Breaks(TrainerCallback):
@@ -443,7 +443,7 @@ def test_the_log_has_the_diagnostics_at_its_interval_only(tmp_path, monkeypatch)
         assert rows[-1][f"effective_lr/pg{i}"] != rows[-1]["learning_rate"]
 
 
-def test_after_100_updates_the_log_says_at_which_bound_gamma_is(tmp_path):
+def test_after_100_updates_the_log_shows_the_bound_that_gamma_is_at(tmp_path):
     choice = (StepTunedSGD, {"lr": 0.1, "bounds": (1e-4, 1e-3), "nu": 1e-3})
     trainer = regression_trainer(tmp_path, choice=choice, max_steps=120, logging_steps=50)
     with pytest.warns(UserWarning, match="at its upper bound 0.001 for 100 iterations"):
@@ -458,7 +458,7 @@ def test_after_100_updates_the_log_says_at_which_bound_gamma_is(tmp_path):
 # --------------------------------------------------------------------------------------- schedulers
 
 
-def test_decay_every_with_the_default_scheduler_is_warned_of(tmp_path):
+def test_decay_every_with_the_default_scheduler_warns(tmp_path):
     """The default is linear."""
     trainer = regression_trainer(tmp_path, choice=(StepTunedSGD, {"lr": 0.1, "decay_every": 5}))
     trainer.args.lr_scheduler_type = TrainingArguments.lr_scheduler_type
@@ -470,7 +470,7 @@ def test_decay_every_with_the_default_scheduler_is_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "constant_with_warmup"])
-def test_decay_every_goes_with_a_scheduler_that_lowers_nothing(tmp_path, schedule):
+def test_decay_every_works_with_a_constant_scheduler(tmp_path, schedule):
     """Warnings are errors here."""
     choice = (StepTunedSGD, {"lr": 0.2, "decay_every": 5, "max_grad_norm": 0.3})
     trainer = regression_trainer(tmp_path, choice=choice)
@@ -479,7 +479,7 @@ def test_decay_every_goes_with_a_scheduler_that_lowers_nothing(tmp_path, schedul
     assert trainer.optimizer.optimizer.stats().iterations == 14
 
 
-def test_decay_every_with_a_scheduler_of_ones_own_is_warned_of(tmp_path):
+def test_decay_every_with_a_custom_scheduler_warns(tmp_path):
     model = Regression()
     opt = StepTunedSGD(model.parameters(), lr=0.2, decay_every=5)
     scheduler = get_linear_schedule_with_warmup(opt, 0, 14)
@@ -534,7 +534,7 @@ def translator():
     return T5ForConditionalGeneration(config)
 
 
-def test_the_trainer_is_mixed_with_seq2seqtrainer(tmp_path):
+def test_the_trainer_mixin_works_with_seq2seqtrainer(tmp_path):
     """Two passes to train, generation to evaluate."""
     args = Seq2SeqTrainingArguments(
         output_dir=str(tmp_path),
@@ -593,7 +593,7 @@ def test_the_trainer_is_mixed_with_seq2seqtrainer(tmp_path):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_arguments_that_cannot_work_are_refused_in_a_sentence(tmp_path, change, message):
+def test_arguments_that_cannot_work_are_refused_in_one_sentence(tmp_path, change, message):
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
     for (
         name,

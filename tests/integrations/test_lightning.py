@@ -173,7 +173,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, variant):
+def test_a_variant_under_the_trainer_equals_a_plain_loop(tmp_path, variant):
     module = Module(**VARIANTS[variant])
     trainer = trainer_of(tmp_path, StepTuned(), gradient_clip_val=0.5)
     trainer.fit(module, data())
@@ -183,7 +183,7 @@ def test_a_variant_under_the_trainer_is_a_plain_loop(tmp_path, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_goes_on_from_a_checkpoint_of_the_trainer(tmp_path, variant):
+def test_a_variant_resumes_from_a_checkpoint_of_the_trainer(tmp_path, variant):
     module, resumed = (Module(**VARIANTS[variant]) for _ in range(2))
     trainer_of(tmp_path, StepTuned(), every_epoch(tmp_path)).fit(module, data())
     trainer = trainer_of(tmp_path, StepTuned(), every_epoch(tmp_path))
@@ -214,7 +214,7 @@ def test_a_variant_in_fp16_goes_through_the_scaler(tmp_path, variant):
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
-def test_other_precisions_of_lightning_take_both_passes_too(tmp_path, precision):
+def test_other_precisions_of_lightning_work_in_both_passes(tmp_path, precision):
     module = Module()
     trainer = trainer_of(tmp_path, StepTuned(), precision=precision)
     trainer.fit(module, data())
@@ -242,7 +242,7 @@ def test_without_the_callback_lightning_clips_what_is_measured(tmp_path):
     assert not same_run(trainer, module, net, opt)
 
 
-def test_what_is_logged_is_of_the_first_pass_with_gamma_and_stats(tmp_path):
+def test_the_log_is_that_of_the_first_pass_with_gamma_and_stats(tmp_path):
     logger = CSVLogger(tmp_path)
     trainer = trainer_of(tmp_path, StepTuned(), logger=logger, log_every_n_steps=1)
     trainer.fit(Module(), data())
@@ -309,7 +309,7 @@ def test_the_log_shows_the_gamma_of_each_group(tmp_path):
         )
 
 
-def test_after_100_iterations_the_log_says_at_which_bound_gamma_is(tmp_path, monkeypatch):
+def test_after_100_iterations_the_log_shows_the_bound_that_gamma_is_at(tmp_path, monkeypatch):
     """The shares need a synchronisation, so they are read at the logging interval only."""
     calls, stats = [], StepTunedSGD.stats
     monkeypatch.setattr(StepTunedSGD, "stats", lambda opt: calls.append(opt) or stats(opt))
@@ -385,7 +385,7 @@ def test_training_step_may_return_none_to_skip_a_mini_batch(tmp_path, keep_zeros
     assert trainer.callback_metrics["step_tuned/skipped"] == 2
 
 
-def test_none_in_the_second_pass_only_leaves_the_first_half_of_the_step(tmp_path):
+def test_none_in_the_second_pass_only_keeps_the_first_half_step(tmp_path):
     """For instance if the first half of the step makes the loss nan."""
     module = Skipping(passes=(1,))
     trainer = trainer_of(tmp_path, StepTuned())
@@ -495,7 +495,7 @@ def test_stochastic_weight_averaging_updates_the_statistics_of_batchnorm(tmp_pat
 # --------------------------------------------------------------------------------------- schedulers
 
 
-def test_two_schedules_are_warned_of(tmp_path):
+def test_two_schedules_give_a_warning(tmp_path):
     """Lightning attaches the scheduler; the optimizer notices."""
     advice = "use decay_every=None to leave it to the scheduler, or do without the scheduler"
     with pytest.warns(UserWarning, match=f"decay_every=5 and a learning-rate scheduler .*{advice}"):
@@ -506,7 +506,7 @@ def test_two_schedules_are_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_both_names_of_lightning_take_the_callback(tmp_path, package):
+def test_the_callback_works_with_both_packages_of_lightning(tmp_path, package):
     framework = importlib.import_module(package)
 
     class Mine(framework.LightningModule):
@@ -585,7 +585,7 @@ class Validated(Noisy):
         "middle of a later epoch",
     ],
 )
-def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_shuffling(
+def test_a_resumed_run_is_bit_identical_with_dropout_and_shuffling(
     tmp_path, module, loader, checkpoint
 ):
     def fit(folder, epochs=4, ckpt_path=None):
@@ -626,7 +626,7 @@ def scaler():
     return torch.amp.GradScaler("cpu", init_scale=2.0**30, growth_interval=3)
 
 
-def test_fp16_takes_both_passes_through_the_scaler(tmp_path):
+def test_fp16_scales_both_passes(tmp_path):
     """The scale starts too high, so that some passes overflow."""
     module = Module()
     plugin = StepTunedMixedPrecision("16-mixed", "cpu", scaler())
@@ -708,7 +708,7 @@ class Other(Module):
         "another optimizer",
     ],
 )
-def test_what_would_measure_wrongly_is_refused_in_a_sentence(
+def test_options_that_spoil_the_measurement_are_refused_in_one_sentence(
     tmp_path, module, callbacks, options, message
 ):
     trainer, mine = trainer_of(tmp_path, StepTuned(), *callbacks, **options()), module()
@@ -718,7 +718,7 @@ def test_what_would_measure_wrongly_is_refused_in_a_sentence(
     assert not {"log", "optimizer_step"} & vars(mine).keys()
 
 
-def test_a_run_that_broke_off_leaves_trainer_and_module_as_they_were(tmp_path):
+def test_an_aborted_run_leaves_trainer_and_module_unchanged(tmp_path):
     class Breaks(Module):
         def on_train_batch_end(self, *args):
             raise ArithmeticError
@@ -734,7 +734,7 @@ def test_a_run_that_broke_off_leaves_trainer_and_module_as_they_were(tmp_path):
 # ------------------------------------------------------------------------------ manual optimisation
 
 
-def test_manual_optimisation_with_two_optimizers_takes_closures(tmp_path):
+def test_manual_optimisation_with_two_optimizers_works_with_closures(tmp_path):
     def two(nets):
         return [
             StepTunedSGD(net.parameters(), lr=lr, bounds=(0.05, 20.0))
@@ -784,7 +784,7 @@ def test_manual_optimisation_with_two_optimizers_takes_closures(tmp_path):
     assert torch.equal(flat(module.nets), flat(nn.ModuleList(nets)))
 
 
-def test_by_hand_lightnings_wrapper_of_the_optimizer_says_what_is_wrong(tmp_path):
+def test_the_form_by_hand_on_lightnings_wrapper_is_an_error(tmp_path):
     """The wrapper gives ``step()`` a closure that does nothing.
 
     So the forms without a closure need the optimizer itself.

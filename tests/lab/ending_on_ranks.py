@@ -1,4 +1,4 @@
-"""The command, on small data sets, that says how each rank ends.
+"""Runs the command on small data sets and records how each rank ends.
 
 Started by torchrun: ending_on_ranks.py PICKLE FOLDER HOW ARGUMENTS... HOW is
 

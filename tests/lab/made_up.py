@@ -1,4 +1,4 @@
-"""Stores with made-up runs, for what is read from them."""
+"""Stores with made-up runs, for tests of what reads stores."""
 
 from steptuned.lab import paired_runs
 from steptuned.lab.claims import criteria_hash

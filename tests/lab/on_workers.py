@@ -3,7 +3,7 @@
 asked           a line "identity pid" for each run that a worker was given, before it waits for
                 other workers to finish with it
 steps-IDENTITY  a line "pid" for each back-propagation of that run
-brake-PID       while it is there, that worker makes no back-propagation
+brake-PID       while it exists, that worker makes no back-propagation
 deadly-SEED     if it is there, runs of that seed kill their process
 """
 

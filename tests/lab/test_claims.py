@@ -1,4 +1,4 @@
-"""Each claim of the paper can come out each way, from made-up stores."""
+"""Made-up stores with which each claim of the paper gets each verdict."""
 
 import json
 import math
@@ -72,7 +72,7 @@ def diverge(folder, run):
 # ------------------------------------------------------------------------------------- the criteria
 
 
-def test_the_criteria_are_those_that_were_fixed_before_the_runs():
+def test_the_criteria_have_not_changed_since_they_were_fixed():
     assert criteria_hash() == "56837eeee9e5"
 
 
@@ -161,7 +161,7 @@ def test_claim_1(tmp_path, changes, verdict):
     ]
 
 
-def test_claim_1_counts_who_never_gets_there_as_twice_the_budget(tmp_path):
+def test_claim_1_counts_runs_that_never_get_there_as_twice_the_budget(tmp_path):
     figure_2(tmp_path, {**FAST, "armijo": 0.01})
     slow = judgement_of(tmp_path, 1).comparisons[1].result
     fast = judgement_of(tmp_path, 1).comparisons[0].result
@@ -341,7 +341,7 @@ def test_claim_7(tmp_path):
     assert "on (a) (b) of two: 1 of 6 fail: (b) Step-Tuned SGD / Adam 1.99 [" in judgement.measured
 
 
-def test_a_comparison_has_its_numbers(tmp_path):
+def test_a_comparison_reports_its_numbers(tmp_path):
     networks(tmp_path, ["figure-4a"])
     first = judgement_of(tmp_path, 7).comparisons[0]
     assert (first.what, first.scale, first.measure) == (
@@ -366,7 +366,7 @@ def test_a_comparison_has_its_numbers(tmp_path):
         ((1, 2, 3, 4, 5), lambda seed: 0.099 if seed == 2 else 0.2, "not reproduced"),
     ],
 )
-def test_the_seeds_that_are_complete_decide_how_certain_a_verdict_is(
+def test_the_number_of_complete_seeds_decides_how_certain_a_verdict_is(
     tmp_path, seeds, adam, verdict
 ):
     networks(tmp_path, ["figure-4a"], {"figure-4a": {"adam": adam}}, seeds=seeds)
@@ -493,7 +493,7 @@ def test_claims_10_and_11(tmp_path, changes, ten, eleven):
         assert (judgement.n, judgement.pairs) == (5, "seeds")
 
 
-def test_a_single_drop_without_a_rise_is_no_exception(tmp_path):
+def test_a_single_drop_without_a_rise_is_not_excused(tmp_path):
     dropping(tmp_path, accuracy=(0.6, 0.6), failing=(2, 3, 4, 5), names=["figure-4a"])
     assert judgement_of(tmp_path, 11).verdict == "not reproduced"
 
@@ -659,7 +659,7 @@ def test_claim_17_needs_every_control(tmp_path):
     assert judgement_of(tmp_path, 17).verdict == "consistent"
 
 
-def test_an_experiment_that_the_package_does_not_have_is_not_run(tmp_path, monkeypatch):
+def test_a_claim_on_an_unknown_experiment_is_not_run(tmp_path, monkeypatch):
     controls(tmp_path, names=["controls-f"])
 
     def absent(name, scale):
@@ -674,7 +674,7 @@ def test_an_experiment_that_the_package_does_not_have_is_not_run(tmp_path, monke
 # --------------------------------------------------------------------------------- which runs count
 
 
-def test_an_empty_store_has_run_nothing(tmp_path):
+def test_all_claims_are_not_run_in_an_empty_store(tmp_path):
     judged = judge(tmp_path)
     assert [claim.number for claim, _ in judged] == list(range(1, 18))
     assert {judgement.verdict for _, judgement in judged} == {"not run"}
@@ -699,9 +699,7 @@ def test_the_experiments_of_the_package_are_judged_with_their_whole_grids(
     )
 
 
-def test_the_experiment_that_was_run_is_judged_and_not_the_one_in_the_package(
-    tmp_path, monkeypatch, grids
-):
+def test_the_stored_experiment_is_judged_instead_of_the_packaged_one(tmp_path, monkeypatch, grids):
     networks(tmp_path, ["figure-4d"], {"figure-4d": {"adam": 0.01, "rmsprop": 0.02}})
     edited = grids("figure-4d", "small")
     monkeypatch.setattr(paired_runs, "experiment_named", grids._named)
@@ -725,7 +723,7 @@ def test_seed_0_is_not_among_the_pairs(tmp_path):
     assert judgement_of(tmp_path, 7).verdict == "reproduced"
 
 
-def test_a_damaged_log_is_no_evidence(tmp_path):
+def test_a_damaged_log_does_not_count(tmp_path):
     networks(tmp_path, ["figure-4d"], {"figure-4d": {"adam": 0.01, "rmsprop": 0.02}})
     for method in ("adam", "sgd"):
         (run,) = runs_of(tmp_path, method=method, seed=4)
@@ -778,7 +776,7 @@ def test_runs_that_were_made_under_other_criteria_are_counted(tmp_path):
     assert judgement_of(tmp_path, 7).other_criteria == 0, "which is based on other runs"
 
 
-def test_timings_of_other_criteria_are_counted(tmp_path):
+def test_timings_made_under_other_criteria_are_counted(tmp_path):
     time_all(tmp_path)
     assert judgement_of(tmp_path, 15).other_criteria == 0
     time_all(tmp_path, criteria="another")
@@ -788,7 +786,7 @@ def test_timings_of_other_criteria_are_counted(tmp_path):
 # ------------------------------------------------------------------------------------ what is shown
 
 
-def test_the_data_are_valid_json_whatever_diverged(tmp_path):
+def test_the_data_are_valid_json_even_if_runs_diverged(tmp_path):
     networks(tmp_path, ["figure-4d"], {"figure-4d": {"adam": 0.01, "rmsprop": 0.02}})
     for run in runs_of(tmp_path, method="sgd"):
         if run.spec.seed:
@@ -819,7 +817,7 @@ def test_the_data_are_valid_json_whatever_diverged(tmp_path):
     }
 
 
-def test_performance_profiles_are_of_the_problems_that_are_complete(tmp_path):
+def test_performance_profiles_include_the_complete_problems(tmp_path):
     networks(tmp_path, ["figure-4a", "figure-6e"], {"figure-6e": {"sgd": 0.05}})
     networks(tmp_path, ["figure-4d"], seeds=(1,))
     networks(tmp_path, ["figure-4a"], scale="paper")
@@ -832,7 +830,7 @@ def test_performance_profiles_are_of_the_problems_that_are_complete(tmp_path):
     assert shares["Adam"] == ["0%", "0%", "0%", "50%", "100%"]
 
 
-def test_the_page_of_results_has_the_claims_that_were_judged(tmp_path):
+def test_the_results_page_has_the_judged_claims(tmp_path):
     networks(tmp_path / "out", ["figure-4d"], {"figure-4d": {"adam": 0.01, "rmsprop": 0.02}})
     results.write(tmp_path / "out", tmp_path / "results.md", "steptuned results out")
     text = (tmp_path / "results.md").read_text()

@@ -60,7 +60,7 @@ def results(tmp_path_factory):
     return folder / "out", done.stdout
 
 
-def test_run_says_what_it_will_do_does_it_and_sums_up(results):
+def test_run_announces_executes_and_summarises_an_experiment(results):
     out, said = results
     assert "at most 6 runs, about" in said
     assert "Step-Tuned SGD (lr" in said
@@ -71,7 +71,7 @@ def test_run_says_what_it_will_do_does_it_and_sums_up(results):
     ElementTree.parse(out / "figures" / "mine.svg")
 
 
-def test_show_lists_the_runs_and_shouts_sets_that_are_not_complete(results):
+def test_show_lists_the_runs_and_highlights_incomplete_seed_sets(results):
     out, _ = results
     said = steptuned("show", out).stdout
     assert "step-tuned-sgd" in said
@@ -142,14 +142,14 @@ def test_figure_1_needs_no_run(tmp_path):
         (["reproduce", "figure-1", "--device", "warp"], "device 'warp' cannot be used here"),
     ],
 )
-def test_a_mistake_gives_one_sentence_and_an_honest_exit_code(arguments, sentence, tmp_path):
+def test_a_mistake_gives_one_sentence_and_a_nonzero_exit_code(arguments, sentence, tmp_path):
     done = inside(*arguments)
     assert done.returncode == 1
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_that_cannot_be_made_is_said_so(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     done = inside("reproduce", "figure-1", "--out", tmp_path / "file" / "out")
     assert done.returncode == 1
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_made_is_said_so(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["figure-6", "figure-4d", "table-2"])
-def test_without_data_an_experiment_on_images_says_how_to_get_them_and_makes_no_run(
+def test_an_image_experiment_without_data_says_how_to_download_them_and_runs_nothing(
     name, tmp_path, monkeypatch
 ):
     (tmp_path / "empty").mkdir()
@@ -178,7 +178,7 @@ def test_without_data_an_experiment_on_images_says_how_to_get_them_and_makes_no_
     assert not (tmp_path / "out" / "runs").exists()
 
 
-def test_data_status_tells_what_is_there(tmp_path):
+def test_data_status_lists_the_data_sets(tmp_path):
     done = inside("data", "status", "--data", tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("cifar-10", "cifar-100", "mnist", str(tmp_path)):
@@ -204,7 +204,7 @@ lr = [0.01, 0.1]
 
 
 @on_real_data
-def test_an_experiment_on_the_real_images_from_the_command_to_the_page(tmp_path):
+def test_an_experiment_on_real_images_from_command_to_report(tmp_path):
     (tmp_path / "mine.toml").write_text(IMAGES)
     out = tmp_path / "out"
     done = steptuned(
@@ -239,7 +239,7 @@ def test_an_experiment_on_the_real_images_from_the_command_to_the_page(tmp_path)
         ["data", "get"],
     ],
 )
-def test_help_is_there(command):
+def test_every_command_has_help(command):
     done = inside(*command, "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout
@@ -256,7 +256,7 @@ def test_run_and_reproduce_have_the_same_options():
     assert {"jobs", "dask", "device", "out", "data", "autocast", "tensorboard"} <= shared[0].keys()
 
 
-def test_a_long_table_of_runs_has_the_same_cells_as_a_short_one(monkeypatch):
+def test_a_long_table_has_the_same_cells_as_a_short_one(monkeypatch):
     columns = {"method": "left", "bp": "right"}
     rows = [["[red]sgd[/]", "5"], ["adam", "123"]]
     printed = []
@@ -281,7 +281,7 @@ def test_plan_counts_runs_time_arithmetic_and_disk_and_writes_nothing(tmp_path, 
     assert "there is no experiment 'figure-9'" in inside("plan", "figure-9").stderr
 
 
-def test_without_the_packages_of_the_laboratory_the_command_says_how_to_get_them():
+def test_the_command_says_how_to_install_missing_packages():
     code = "import sys; sys.modules['typer'] = None; from steptuned.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -165,9 +165,7 @@ def assert_never_two_at_a_run(folder):
     return trails
 
 
-def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(
-    processes_of, tmp_path
-):
+def test_killed_workers_and_client_are_replaced_and_give_the_same_numbers(processes_of, tmp_path):
     """A second cluster and client take over while a worker of the first still executes a run."""
     out = tmp_path / "out"
     address, _ = processes_of.scheduler()
@@ -208,7 +206,7 @@ def test_workers_and_client_are_killed_and_others_go_on_with_the_same_numbers(
     assert_same_as_undisturbed(out, tmp_path)
 
 
-def test_a_run_that_kills_its_worker_each_time_is_given_up_and_the_cluster_lives(
+def test_a_run_that_always_kills_its_worker_is_given_up_and_the_cluster_survives(
     processes_of, tmp_path
 ):
     out = tmp_path / "out"
@@ -231,7 +229,7 @@ def test_a_run_that_kills_its_worker_each_time_is_given_up_and_the_cluster_lives
         watching.wait_for_workers(2, timeout=60)
 
 
-def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(processes_of, tmp_path):
+def test_ctrl_c_drops_waiting_runs_and_a_dead_scheduler_is_reported(processes_of, tmp_path):
     out = tmp_path / "out"
     address, scheduler = processes_of.scheduler()
     worker = processes_of.worker(address)
@@ -260,9 +258,7 @@ def test_ctrl_c_drops_what_has_not_begun_and_a_scheduler_that_dies_is_said(proce
     assert "Traceback" not in client.said()
 
 
-def test_workers_of_this_machine_stop_with_ctrl_c_and_go_on_with_the_same_numbers(
-    processes_of, tmp_path
-):
+def test_local_workers_stop_with_ctrl_c_and_resume_with_the_same_numbers(processes_of, tmp_path):
     out = tmp_path / "out"
     experiment = SHORT.replace("epochs = 20", "epochs = 100")
     client = processes_of.sweep("local:2", out, experiment)
@@ -286,7 +282,7 @@ def test_workers_of_this_machine_stop_with_ctrl_c_and_go_on_with_the_same_number
     )
 
 
-def test_workers_that_cannot_make_runs_are_refused(processes_of, tmp_path):
+def test_workers_that_cannot_execute_runs_are_refused(processes_of, tmp_path):
     """Workers with several threads, even if they join later, and workers without the folder."""
     address, _ = processes_of.scheduler()
     worker = processes_of.worker(address, threads=2)
@@ -323,7 +319,7 @@ def test_workers_that_cannot_make_runs_are_refused(processes_of, tmp_path):
         (("--dask", "carrier-pigeon://x"), "no Dask scheduler answers at carrier-pigeon://x"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_said_in_one_sentence(tmp_path, monkeypatch, options, sentence):
+def test_an_invalid_cluster_is_reported_in_one_sentence(tmp_path, monkeypatch, options, sentence):
     monkeypatch.setattr("steptuned.lab.cluster.CONNECT_SECONDS", 1)
     (tmp_path / "small.toml").write_text(SHORT)
     done = inside("run", tmp_path / "small.toml", *options, "--out", tmp_path / "out")
@@ -333,7 +329,7 @@ def test_a_cluster_that_cannot_be_is_said_in_one_sentence(tmp_path, monkeypatch,
     assert not (tmp_path / "out").exists()
 
 
-def test_without_distributed_it_is_said_how_to_get_it(tmp_path, monkeypatch):
+def test_without_distributed_the_command_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     (tmp_path / "small.toml").write_text(SHORT)
     done = inside("run", tmp_path / "small.toml", "--dask", "local:2", "--out", tmp_path / "out")
@@ -342,7 +338,7 @@ def test_without_distributed_it_is_said_how_to_get_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("own", "seen"), [(None, "the client's"), ("its own", "its own")])
-def test_data_are_where_the_worker_says_or_else_where_the_client_says(monkeypatch, own, seen):
+def test_the_data_folder_is_the_workers_or_else_the_clients(monkeypatch, own, seen):
     monkeypatch.delenv("STEPTUNED_DATA", raising=False)
     if own:
         monkeypatch.setenv("STEPTUNED_DATA", own)

@@ -24,14 +24,14 @@ def test_the_running_median_ignores_a_spike_and_is_shorter_at_the_ends():
     assert curve(1, 2, 90, 4, 5, 6).smoothed(3).values.tolist() == [1.5, 2, 4, 5, 5, 5.5]
 
 
-def test_a_value_a_level_and_a_stretch():
+def test_a_curve_has_values_levels_and_stretches():
     c = curve(5, 4, 3, 2, 3)
     assert (c.at(2), c.at(2.9), c.at(99)) == (3, 3, 3)
     assert (c.first_below(3), c.first_below(2)) == (3, math.inf)
     assert c.between(1, 3).tolist() == [4, 3, 2]
 
 
-def test_a_measure_that_a_record_lacks_is_not_a_number():
+def test_a_measure_missing_from_a_record_is_nan():
     found = curve_of([{"bp": 0}, {"bp": 2, "loss": 1.0}], "loss")
     assert found.bp.tolist() == [0, 2]
     assert math.isnan(found.values[0])
@@ -41,7 +41,7 @@ def made(loss, points=100, gamma=lambda s: 1.0, accuracy=lambda s: 0.5):
     return records_of(Spec, loss, points=points, gamma=gamma, accuracy=accuracy)
 
 
-def test_a_drop_is_found_where_it_is():
+def test_a_drop_is_located():
     def step(share):
         return 1.0 if share < 0.4 else 0.5
 
@@ -66,16 +66,16 @@ def test_a_drop_is_found_where_it_is():
     ],
     ids=["at the beginning", "at the end", "too small", "not more than usual"],
 )
-def test_what_is_not_a_sudden_drop(loss):
+def test_falls_at_the_ends_or_too_small_are_not_sudden_drops(loss):
     assert not drop_of(made(loss), "loss", LIMITS).is_sudden(LIMITS)
 
 
-def test_the_recovery_from_a_spike_is_no_drop():
+def test_the_recovery_from_a_spike_is_not_a_drop():
     drop = drop_of(made(lambda s: 9.0 if 0.3 < s < 0.5 else 1 - s / 2), "loss", LIMITS)
     assert not drop.is_sudden(LIMITS)
 
 
-def test_records_that_are_denser_at_the_beginning_do_not_move_the_drop():
+def test_unevenly_spaced_records_do_not_move_the_drop():
     records = made(lambda s: 1.0 if s < 0.4 else 0.5)
     early = [{**records[0], "bp": bp} for bp in range(1, 10)]
     assert drop_of([records[0], *early, *records[1:]], "loss", LIMITS) == drop_of(

@@ -193,7 +193,7 @@ def test_small_sets_are_read_value_for_value(small, home):
         assert y.tolist() == labels
 
 
-def test_a_set_is_read_once_a_folder(small, home, tmp_path, monkeypatch):
+def test_a_data_set_is_read_once_per_folder(small, home, tmp_path, monkeypatch):
     small.write(home)
     first = load(small.name)
     shutil.rmtree(home)
@@ -249,7 +249,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "diagnosis"), DAMAGES)
-def test_a_damaged_file_is_named_with_what_is_wrong_and_the_way_out(damage, diagnosis, small, home):
+def test_a_damaged_file_is_reported_with_the_fault_and_a_solution(damage, diagnosis, small, home):
     small.write(home)
     path = home / small.folder / list(small.files)[-1]
     damage(path)
@@ -261,7 +261,7 @@ def test_a_damaged_file_is_named_with_what_is_wrong_and_the_way_out(damage, diag
     assert re.fullmatch(re.escape(f"{path} ") + diagnosis + re.escape(way_out), str(caught.value))
 
 
-def test_a_folder_without_the_set_is_named(cifar, home, monkeypatch):
+def test_a_folder_without_the_data_set_is_reported(cifar, home, monkeypatch):
     for where in (home, home / "nowhere"):
         monkeypatch.setenv("STEPTUNED_DATA", str(where))
         with pytest.raises(
@@ -279,7 +279,7 @@ def test_a_failed_load_is_tried_again(cifar, home):
     assert len(load("cifar-10").train) == 10
 
 
-def test_an_unknown_set_is_answered_with_the_valid_names(tmp_path):
+def test_an_unknown_data_set_lists_the_valid_names(tmp_path):
     for use in (load, lambda name: fetch(name, tmp_path)):
         with pytest.raises(
             DataError, match=r"^there is no data set 'imagenet'; valid: cifar-10, cifar-100, mnist$"
@@ -295,7 +295,7 @@ FOREIGN_CIFAR = {
 
 
 @pytest.mark.parametrize("reason", FOREIGN_CIFAR)
-def test_a_foreign_cifar_file_is_not_read(reason, tmp_path):
+def test_a_cifar_file_in_another_format_is_refused(reason, tmp_path):
     (tmp_path / "a.bin").write_bytes(FOREIGN_CIFAR[reason])
     with pytest.raises(
         DataError,
@@ -324,7 +324,7 @@ FOREIGN_IDX = {
 
 
 @pytest.mark.parametrize("reason", FOREIGN_IDX)
-def test_a_foreign_idx_file_is_not_read(reason, tmp_path):
+def test_an_idx_file_in_another_format_is_refused(reason, tmp_path):
     (tmp_path / "a.gz").write_bytes(FOREIGN_IDX[reason])
     with pytest.raises(
         DataError, match=re.escape(f"a.gz is not in the format of its data set: {reason}")
@@ -338,7 +338,7 @@ def test_a_good_idx_file_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("read", [read_idx, lambda path: read_cifar(path, 1, 48, 10)])
-def test_a_file_that_cannot_be_opened_is_named(read, tmp_path):
+def test_a_file_that_cannot_be_opened_is_reported(read, tmp_path):
     with pytest.raises(
         DataError, match=f"^{tmp_path}/a cannot be read: No such file or directory$"
     ):
@@ -355,14 +355,14 @@ def test_a_file_that_cannot_be_opened_is_named(read, tmp_path):
         ({"classes": 2}, r"label \d is not below 2"),
     ],
 )
-def test_files_that_are_not_what_the_set_should_be_are_not_taken(change, reason, cifar, home):
+def test_files_that_do_not_match_their_data_set_are_refused(change, reason, cifar, home):
     cifar.write(home)
     SETS["cifar-10"] = replace(cifar.data, **change)
     with pytest.raises(DataError, match=reason):
         load("cifar-10")
 
 
-def test_exchanged_images_and_labels_of_mnist_are_not_taken(home, monkeypatch):
+def test_swapped_images_and_labels_of_mnist_are_refused(home, monkeypatch):
     small = small_mnist()
     small.write(home)
     monkeypatch.setitem(SETS, "mnist", replace(small.data, train=small.data.train[::-1]))
@@ -443,7 +443,7 @@ def closed_port():
 # ----------------------------------------------------------------------------------------- fetching
 
 
-def test_what_is_fetched_is_there_to_load(small, home, site, capfd):
+def test_a_downloaded_data_set_can_be_loaded(small, home, site, capfd):
     for name, content in small.files.items():
         site.page("/" + name, content)
     small.offer(site.url + "/" if small.name == "mnist" else site.page("/a.tar.gz", small.archive))
@@ -454,7 +454,7 @@ def test_what_is_fetched_is_there_to_load(small, home, site, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_first_mirror_with_the_right_bytes_is_taken(cifar, home, site, closed_port):
+def test_the_first_mirror_with_the_right_file_is_used(cifar, home, site, closed_port):
     wrong = site.page("/wrong", cifar.archive[:-1] + b"x")
     cut_short = site.page("/short", cifar.archive[:100], length=len(cifar.archive))
     broken = site.page("/broken", b"", status=500)
@@ -468,7 +468,7 @@ def test_the_first_mirror_with_the_right_bytes_is_taken(cifar, home, site, close
     assert len(load("cifar-10").train) == 10
 
 
-def test_when_all_mirrors_fail_each_is_named_with_its_reason(cifar, home, site, closed_port):
+def test_if_all_mirrors_fail_each_is_reported_with_its_reason(cifar, home, site, closed_port):
     good, bad = list(cifar.paths(home))[:2]
     cifar.write(home)
     bad.write_bytes(b"damaged")
@@ -507,7 +507,7 @@ def test_when_all_mirrors_fail_each_is_named_with_its_reason(cifar, home, site, 
     assert {path.name for path in good.parent.iterdir()} <= {".lock", *cifar.files}
 
 
-def test_a_mirror_that_says_nothing_is_given_up(cifar, home, monkeypatch):
+def test_a_mirror_that_does_not_answer_times_out(cifar, home, monkeypatch):
     monkeypatch.setattr(fetching, "TIMEOUT", 0.2)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -518,7 +518,7 @@ def test_a_mirror_that_says_nothing_is_given_up(cifar, home, monkeypatch):
         assert time.monotonic() - began < 4
 
 
-def test_what_is_there_and_sound_is_not_fetched_again_nor_is_anything_written(small, home, site):
+def test_intact_files_are_not_downloaded_again_and_nothing_is_written(small, home, site):
     small.write(home)
     small.offer(site.url + "/")
 
@@ -615,7 +615,7 @@ def test_an_archive_that_cannot_be_unpacked_changes_nothing(spoil, cifar, home, 
     assert only_whole_files(cifar, home)
 
 
-def test_a_folder_that_cannot_be_written_is_said_so(cifar, home, site):
+def test_a_folder_that_cannot_be_written_is_reported(cifar, home, site):
     cifar.offer(site.page("/a", cifar.archive))
     (home / "file").write_text("mine")
     way_out = "make it writable, or choose another folder with --data$"
@@ -637,7 +637,7 @@ def test_a_folder_that_cannot_be_written_is_said_so(cifar, home, site):
         fetch("cifar-10", Path("/proc"), progress=False)
 
 
-def test_too_little_space_is_found_before_the_download(cifar, home, site, monkeypatch):
+def test_too_little_space_is_reported_before_the_download(cifar, home, site, monkeypatch):
     cifar.offer(site.page("/a", cifar.archive))
     need = len(cifar.archive) + sum(map(len, cifar.files.values()))
     usage = shutil.disk_usage(home)
@@ -675,7 +675,7 @@ def test_space_that_runs_out_while_unpacking_changes_nothing(cifar, home, site, 
     assert not (home / cifar.folder / ".part").exists()
 
 
-# A process of its own that fetches the small data set: it can be killed, and given limits.
+# A separate process that downloads the small data set: it can be killed, and given limits.
 FETCH = """
 import pathlib, resource, sys
 sys.path[:0] = [{tests!r}]
@@ -701,7 +701,7 @@ def fetching_process(url, home, limit=0, progress=False):
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
-def test_a_write_the_system_refuses_is_said_so(cifar, home, site):
+def test_a_refused_write_is_reported(cifar, home, site):
     with fetching_process(site.page("/a", cifar.archive), home, limit=300) as process:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -729,7 +729,7 @@ def half_way(url, cifar, home):
     return process
 
 
-def test_a_killed_fetch_changes_no_file_and_a_later_one_succeeds(cifar, home, site):
+def test_a_killed_download_changes_no_file_and_the_next_one_succeeds(cifar, home, site):
     with half_way(site.page("/slow", cifar.archive, pause=0.5), cifar, home) as process:
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
@@ -742,7 +742,7 @@ def test_a_killed_fetch_changes_no_file_and_a_later_one_succeeds(cifar, home, si
     assert len(load("cifar-10").test) == 3
 
 
-def test_an_interrupted_fetch_leaves_nothing_behind(cifar, home, site):
+def test_an_interrupted_download_leaves_nothing_behind(cifar, home, site):
     with half_way(site.page("/slow", cifar.archive, pause=0.5), cifar, home) as process:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
@@ -751,7 +751,7 @@ def test_an_interrupted_fetch_leaves_nothing_behind(cifar, home, site):
     assert (home / cifar.folder / "test.bin").read_bytes() == b"old"
 
 
-def test_a_second_fetch_waits_for_the_first_and_downloads_nothing(cifar, home, site):
+def test_a_second_download_waits_for_the_first_and_downloads_nothing(cifar, home, site):
     url = site.page("/slow", cifar.archive, pause=0.2)
     with half_way(url, cifar, home) as process:
         cifar.offer(url)
@@ -762,7 +762,7 @@ def test_a_second_fetch_waits_for_the_first_and_downloads_nothing(cifar, home, s
     assert only_whole_files(cifar, home)
 
 
-def test_progress_is_shown_where_it_is_wanted(cifar, home, site):
+def test_progress_is_shown_if_requested(cifar, home, site):
     with fetching_process(site.page("/a", cifar.archive), home, progress=True) as process:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -791,9 +791,7 @@ def all_small(monkeypatch):
     return made
 
 
-def test_status_says_what_is_there_what_is_not_and_what_is_damaged(
-    all_small, home, command, tmp_path
-):
+def test_status_lists_present_missing_and_damaged_data_sets(all_small, home, command, tmp_path):
     ten, hundred, _ = all_small
     ten.write(home)
     hundred.write(home)
@@ -816,7 +814,9 @@ def test_status_says_what_is_there_what_is_not_and_what_is_damaged(
     assert f"folder: {tmp_path}/[red]nowhere" in done.stdout
 
 
-def test_get_fetches_what_is_named_and_says_where_it_is(all_small, home, site, command, tmp_path):
+def test_get_downloads_the_named_data_sets_and_prints_their_folder(
+    all_small, home, site, command, tmp_path
+):
     ten, hundred, _ = all_small
     for one in (ten, hundred):
         one.offer(site.page(f"/{one.name}", one.archive))
@@ -836,7 +836,7 @@ def test_get_fetches_what_is_named_and_says_where_it_is(all_small, home, site, c
     assert list(home.iterdir()) == []
 
 
-def test_get_all_fetches_the_others_when_one_fails_and_exits_with_1(all_small, home, site, command):
+def test_get_all_downloads_the_others_if_one_fails_and_exits_with_1(all_small, home, site, command):
     ten, hundred, mnist = all_small
     ten.offer(site.url + "/none")
     hundred.offer(site.page("/hundred", hundred.archive))
@@ -856,7 +856,9 @@ def test_get_all_fetches_the_others_when_one_fails_and_exits_with_1(all_small, h
 
 
 @pytest.mark.parametrize("names", [["imagenet"], ["all", "imagenet"], ["mnist", "imagenet"]])
-def test_get_of_an_unknown_set_says_the_valid_names_and_fetches_nothing(names, home, command):
+def test_get_of_an_unknown_data_set_lists_the_valid_names_and_downloads_nothing(
+    names, home, command
+):
     done = command("get", *names)
     assert done.exit_code == 1
     assert (
@@ -866,7 +868,7 @@ def test_get_of_an_unknown_set_says_the_valid_names_and_fetches_nothing(names, h
     assert list(home.iterdir()) == []
 
 
-def test_get_that_is_interrupted_says_so(cifar, home, command, monkeypatch):
+def test_an_interrupted_get_is_reported(cifar, home, command, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -882,7 +884,7 @@ def test_get_that_is_interrupted_says_so(cifar, home, command, monkeypatch):
 # -------------------------------------------------------------------------------- the official data
 
 
-def test_the_catalogue_is_of_one_piece():
+def test_the_catalogue_of_data_sets_is_consistent():
     for name, data in SETS.items():
         assert data.name == name
         assert sorted(file for download in data.downloads for file in download.files) == sorted(
@@ -910,7 +912,7 @@ def test_the_catalogue_is_of_one_piece():
         ("mnist", (1, 28, 28), [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]),
     ],
 )
-def test_the_official_data_are_what_they_are_known_to_be(name, shape, first_train, first_test):
+def test_the_official_data_have_their_known_shapes_and_labels(name, shape, first_train, first_test):
     images, data = load(name), SETS[name]
     assert data.shape == shape
     for x, y, rows, first in (

@@ -1,4 +1,4 @@
-"""Packed runs: restored byte for byte, readable by others, and damage is noticed."""
+"""Packed runs: restored byte for byte, readable by other tools, and protected by checksums."""
 
 import json
 import shutil
@@ -124,7 +124,7 @@ def test_the_manifest_has_checksums_counts_commits_and_criteria(packed):
     assert len(entry["criteria"]) == 1
 
 
-def test_damage_is_noticed_in_one_sentence(packed, tmp_path):
+def test_damage_is_reported_in_one_sentence(packed, tmp_path):
     path = packed / "small-paper.parquet"
     sound = path.read_bytes()
     path.write_bytes(sound[:100] + bytes([sound[100] ^ 1]) + sound[101:])
@@ -189,7 +189,7 @@ def test_the_commands_pack_verify_and_unpack(store, tmp_path):
     assert "9 runs" in ended.stdout
 
 
-def test_made_up_records_with_a_key_out_of_order_are_refused(tmp_path):
+def test_records_with_keys_in_different_orders_are_refused(tmp_path):
     """A log whose keys change their order could not be restored byte for byte."""
     from made_up import put
 
@@ -205,7 +205,7 @@ def test_made_up_records_with_a_key_out_of_order_are_refused(tmp_path):
         _records(run, _about(run, spec, thinned=False))
 
 
-def test_a_packed_folder_is_read_as_a_store_is(store, packed, tmp_path, monkeypatch):
+def test_all_commands_read_a_packed_folder_like_a_store(store, packed, tmp_path, monkeypatch):
     for command in ("show", "claims"):
         there, here = (steptuned(command, folder) for folder in (store, packed))
         assert here.returncode == 0, here.stderr

@@ -1,4 +1,4 @@
-"""Experiments in TOML: what they expand to, and what a mistake in one says."""
+"""Experiments in TOML: what they expand to, and the error messages for mistakes."""
 
 import statistics
 from itertools import pairwise
@@ -120,13 +120,13 @@ def test_runs_that_diverged_or_failed_do_not_win(file):
     assert [group.specs for group in outcome.groups] == [{}, {}]
 
 
-def test_a_winner_on_the_edge_of_its_grid_is_noticed(file):
+def test_a_winner_on_the_edge_of_its_grid_is_detected(file):
     experiment = load(file(GOOD), "paper")
     _, outcome = play(experiment, Invented(lambda s: s.hyper["lr"]))
     assert outcome.groups[1].edges == ["lr"]
 
 
-def test_soonest_is_the_first_to_come_near_the_best_of_all(file):
+def test_soonest_chooses_the_first_trial_to_come_close_to_j_star(file):
     text = GOOD.replace(
         "[selection]",
         '[selection]\nrule = "soonest"\nwithin = 0.1\nstar_after = { iterations = 1000 }',
@@ -155,7 +155,7 @@ def test_soonest_is_the_first_to_come_near_the_best_of_all(file):
     assert first_below([{"bp": 0, "loss": 1.0}], 0.3) is None
 
 
-def test_scores_keep_their_unit_where_no_trial_comes_near_the_best_of_all(file):
+def test_scores_keep_their_unit_if_no_trial_comes_close_to_j_star(file):
     text = GOOD.replace("[selection]", '[selection]\nrule = "soonest"\nwithin = 0.1')
     experiment = load(file(text), "paper")
 
@@ -194,7 +194,7 @@ def test_scores_keep_their_unit_where_no_trial_comes_near_the_best_of_all(file):
     ]
 
 
-def test_instances_are_tuned_each_or_on_the_first(file):
+def test_the_grid_is_searched_on_each_instance_or_on_the_first(file):
     for tune, grid in (("first", 8), ("each", 24)):
         experiment = load(file(f'instances = 3\ntune = "{tune}"\n' + GOOD), "paper")
         seen, outcome = play(
@@ -267,7 +267,7 @@ def test_a_mistake_gives_one_sentence_with_file_key_value_and_choices(file, chan
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_said_so(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(ExperimentError, match="cannot be read: No such file"):
         load(tmp_path / "none.toml", "paper")
 
@@ -300,7 +300,7 @@ def test_figures_2_and_3_have_the_sizes_of_the_paper():
 @pytest.mark.parametrize(
     ("name", "letters"), [("figure-4", "abcd"), ("figure-5", "abcd"), ("figure-6", "ef")]
 )
-def test_the_figures_of_deep_learning_are_the_papers(name, letters):
+def test_the_deep_learning_figures_match_the_paper(name, letters):
     path = paper_experiments()[name]
     assert panels_of(path) == list(letters)
     epochs = {"a": 500, "b": 500, "c": 300, "d": 500, "e": 300, "f": 300}
@@ -382,7 +382,7 @@ def test_the_demo_has_small_images_too(name):
 
 
 @pytest.mark.parametrize("name", ["figure-2", "figure-3", "rate", "digits"])
-def test_without_a_section_of_its_own_scale_short_is_the_files_base(name):
+def test_without_its_own_section_scale_short_is_the_base_of_the_file(name):
     short, paper = (load(paper_experiments()[name], scale) for scale in ("short", "paper"))
     assert short.model_copy(update={"scale": "paper"}) == paper
     assert short.scale == "short"
@@ -426,7 +426,7 @@ budget = { epochs = 3 }
 """
 
 
-def test_a_panel_says_more_than_its_file_a_scale_more_than_both_and_table_1_the_rest(file):
+def test_scales_override_panels_and_panels_override_the_file_and_table_1(file):
     x, y = load_all(file(PANELS), "paper")
     assert (x.name, y.name) == ("minex", "miney")
     assert (x.title, y.title) == ("CIFAR-10, LeNet without BatchNorm", "mine")
@@ -533,7 +533,7 @@ def test_an_entry_that_follows_another_gets_its_lr_from_the_winners_runs(file):
     assert experiment.expected_back_propagations()["twice", "sgd"] == (2, 400)
 
 
-def test_the_median_gamma_since_the_last_record_counts_more_than_the_last_gamma(file):
+def test_the_logged_median_gamma_is_preferred_to_the_last_gamma(file):
     class Median(WithGamma):
         def records(self, spec):
             return [{**record, "gamma median": 0.25} for record in super().records(spec)]
@@ -542,7 +542,7 @@ def test_the_median_gamma_since_the_last_record_counts_more_than_the_last_gamma(
     assert {spec.hyper["lr"] for spec in seen["controls"]} == {0.25}
 
 
-def test_an_entry_has_no_runs_while_the_one_that_it_follows_lacks_some(file):
+def test_an_entry_has_no_runs_until_the_runs_it_follows_are_complete(file):
     experiment = load(file(FOLLOWING), "paper")
     for loss in (lambda s: None, lambda s: 1.0 if s.budget == 50 or s.seed == 0 else None):
         seen, outcome = play(experiment, WithGamma(loss))
@@ -614,7 +614,7 @@ def test_a_control_is_run_at_the_median_gamma_of_real_runs(file, tmp_path):
     ("controls", "figure", "panel"),
     [("controls-f", "figure-6", "f"), ("controls-a", "figure-4", "a")],
 )
-def test_controls_share_the_runs_of_the_figure_that_they_are_for(controls, figure, panel, scale):
+def test_controls_share_runs_with_their_figure(controls, figure, panel, scale):
     mine, theirs = (
         load(paper_experiments()[controls], scale),
         load(paper_experiments()[figure], scale, panel),
@@ -664,7 +664,7 @@ def test_controls_are_three_constants_a_finer_grid_and_each_mini_batch_twice(nam
     assert len({entry.label for entry in experiment.entries}) == 7
 
 
-def test_calibration_has_the_settings_of_the_number_from_outside():
+def test_calibration_has_the_settings_of_the_external_result():
     experiment = load(paper_experiments()["calibration"], "paper")
     (entry,) = experiment.entries
     assert (entry.method, entry.grid()) == ("adam", [{"lr": 1e-3, "beta1": 0.9, "uses": 1}])

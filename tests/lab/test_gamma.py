@@ -138,7 +138,7 @@ def test_a_tuned_method_has_its_median_and_its_quartiles_over_the_seeds(new, key
 
 
 @pytest.mark.parametrize("key", ["gamma", "raw gamma"])
-def test_the_bounds_are_dotted_lines_with_labels_and_M_is_at_least_nu(new, key):
+def test_the_bounds_are_labelled_dotted_lines_and_M_is_at_least_nu(new, key):
     axis = drawn(*new)[key]
     bounds = {name: line for name, line in lines_of(axis).items() if "=" in name}
     assert {name: line.get_ydata()[0] for name, line in bounds.items()} == {
@@ -246,7 +246,7 @@ def test_the_page_of_older_logs_has_gamma_itself(tmp_path):
     assert tuned["y"][0]["gamma"][0] == 0.5
 
 
-def test_the_page_draws_quartiles_and_bounds_and_the_measures_asked_for(browser, new, tmp_path):  # noqa: F811
+def test_the_page_draws_quartiles_bounds_and_the_selected_measures(browser, new, tmp_path):  # noqa: F811
     page_of(tmp_path / "out")
     page = opened(browser, (tmp_path / "out" / "report" / "index.html").resolve().as_uri())
     layout = "document.querySelector('.plot').layout"

@@ -65,7 +65,7 @@ def expected(values, m=BOUNDS[0], M=BOUNDS[1]):
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_each_diagnostic_of_a_record_is_that_of_the_twin(resumed):
+def test_the_diagnostics_of_a_record_match_the_twin(resumed):
     driver = driver_of("step-tuned-sgd")
     other = regression()
     start = other.theta.detach().numpy().copy()
@@ -111,7 +111,7 @@ def test_the_gradient_variation_methods_have_the_same_diagnostics():
         assert found[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
 
 
-def test_methods_without_bounds_have_no_shares_at_them():
+def test_methods_without_bounds_log_no_shares_at_bounds():
     problem = regression()
     driver = Driver("step-tuned-gd", problem, dict(METHODS["step-tuned-gd"].defaults))
     for _ in range(5):

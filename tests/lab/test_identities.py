@@ -57,7 +57,7 @@ def test_a_run_with_options_by_hand_keeps_its_identity(key):
     ("problem", "option"),
     [("images", {"size": 16}), ("images", {"eval_rows": 128}), ("autoencoder", {"eval_rows": 128})],
 )
-def test_a_later_option_is_part_of_the_identity_where_it_is_not_at_its_default(problem, option):
+def test_a_later_option_changes_the_identity_unless_it_has_its_default(problem, option):
     assert (
         make_spec(problem=problem, options=option).identity != make_spec(problem=problem).identity
     )

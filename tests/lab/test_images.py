@@ -62,7 +62,7 @@ def test_without_normalisation_pixels_are_from_0_to_1(small):
     torch.testing.assert_close(x, load("mnist").train[:20].float() / 255)
 
 
-def test_mean_and_deviation_are_exact_and_a_constant_channel_does_no_harm():
+def test_mean_and_deviation_are_exact_and_constant_channels_are_safe():
     images = torch.randint(
         0, 256, (50, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
@@ -98,7 +98,7 @@ def test_augmentation_pads_by_four_crops_and_flips(channels_last):
     )
 
 
-def test_augmentation_is_drawn_once_a_mini_batch_and_shared_by_both_passes(small):
+def test_augmentation_is_drawn_once_per_mini_batch_and_shared_by_both_passes(small):
     problem = make(augmentation="standard")
     driver = driver_of("step-tuned-sgd", problem)
     seen = []
@@ -120,7 +120,7 @@ def test_augmentation_is_drawn_once_a_mini_batch_and_shared_by_both_passes(small
     assert set(shifts[:, 2].tolist()) == {0, 1}
 
 
-def test_fewer_rows_are_a_fixed_choice_that_every_seed_shares(small):
+def test_a_subset_of_rows_is_the_same_for_every_seed(small):
     a, b = make(rows=50, test_rows=20), make(rows=50, test_rows=20, seed=1)
     assert len(a.train) == a.stream.rows == a.options.training_rows == 50
     assert len(a.test) == 20
@@ -244,7 +244,7 @@ def test_only_cifar_has_images_of_size_16(small):
 
 
 @pytest.mark.parametrize("problem_name", ["images", "autoencoder"])
-def test_the_logged_loss_can_be_of_a_fixed_part_of_the_training_images(small, problem_name):
+def test_the_logged_loss_can_use_a_fixed_subset_of_the_training_images(small, problem_name):
     part, other = (make(problem_name, eval_rows=40, rows=100, seed=seed) for seed in (0, 1))
     everything = make(problem_name, rows=100)
     assert torch.equal(part._logged, other._logged)
@@ -263,7 +263,7 @@ def test_the_logged_loss_can_be_of_a_fixed_part_of_the_training_images(small, pr
         make(problem_name, eval_rows=101, rows=100)
 
 
-def test_options_that_an_older_spec_lacks_have_their_defaults(small):
+def test_options_missing_from_an_older_spec_have_their_defaults(small):
     options = {
         key: value
         for key, value in make().options.as_dict().items()
@@ -274,9 +274,7 @@ def test_options_that_an_older_spec_lacks_have_their_defaults(small):
 
 
 @pytest.mark.parametrize("network", ["lenet", "lenet-batchnorm", "resnet-20"])
-def test_the_logged_j_is_what_training_minimises_and_the_test_is_of_the_network_in_use(
-    small, network
-):
+def test_the_logged_j_is_what_training_minimises_and_tests_use_evaluation_mode(small, network):
     problem = make(network=network, weight_decay=0.01)
     driver = driver_of("step-tuned-sgd", problem, lr=0.05)
     for _ in range(5):
@@ -308,7 +306,7 @@ def test_the_logged_j_is_what_training_minimises_and_the_test_is_of_the_network_
 
 
 @pytest.mark.parametrize("network", ["lenet-batchnorm", "nin"])
-def test_evaluating_changes_nothing_and_always_says_the_same(small, network):
+def test_evaluation_changes_nothing_and_is_repeatable(small, network):
     problem = make(network=network, rows=20, test_rows=4)
     state = {name: value.clone() for name, value in problem.model.state_dict().items()}
     noise = torch.get_rng_state()
@@ -326,7 +324,7 @@ def test_evaluating_changes_nothing_and_always_says_the_same(small, network):
     )
 
 
-def test_the_regularisation_is_in_every_methods_gradient(small):
+def test_every_methods_gradient_includes_the_regularisation(small):
     """Steps of SGD from the same point with and without lambda differ by lr * lambda * theta."""
     moved = {}
     for decay in (0.0, 0.1):
@@ -338,7 +336,7 @@ def test_the_regularisation_is_in_every_methods_gradient(small):
         torch.testing.assert_close(without - given, 0.1 * 0.1 * theta, rtol=1e-4, atol=1e-6)
 
 
-def test_the_autoencoder_is_judged_by_the_mean_square_of_its_pixels(small):
+def test_the_autoencoder_is_evaluated_by_its_mean_squared_error(small):
     problem = make("autoencoder", weight_decay=0.0)
     record = problem.evaluate()
     with torch.no_grad():
@@ -354,7 +352,7 @@ def test_the_autoencoder_is_judged_by_the_mean_square_of_its_pixels(small):
     assert problem.evaluate()["loss"] < 0.8 * record["loss"]
 
 
-def test_bfloat16_is_the_arithmetic_of_the_network_only(small):
+def test_bfloat16_affects_only_the_network(small):
     problem = make(precision="bfloat16")
     kinds = []
     problem.model[-1].register_forward_hook(lambda _, __, output: kinds.append(output.dtype))
@@ -401,7 +399,7 @@ def test_dropout_is_the_same_in_both_passes_and_new_in_the_next_iteration(small)
     assert not torch.equal(seen[0], seen[2])
 
 
-def test_dropout_is_fresh_in_both_passes_if_asked(small):
+def test_dropout_is_fresh_in_both_passes_if_requested(small):
     torch.manual_seed(0)
     problem = make(network="nin", batch=2, masks="fresh")
     seen = dropped(problem)
@@ -447,7 +445,7 @@ def test_any_method_can_use_each_mini_batch_for_two_consecutive_steps(small, nam
 
 
 @pytest.mark.parametrize("passes", [2, 3], ids=["at a boundary", "between the passes"])
-def test_a_problem_goes_on_from_a_checkpoint_with_the_same_numbers(small, passes, tmp_path):
+def test_a_problem_resumes_from_a_checkpoint_with_the_same_numbers(small, passes, tmp_path):
     options = {"network": "nin", "batch": 2, "augmentation": "standard", "layout": "channels_last"}
 
     def states(problem, driver):
@@ -476,7 +474,7 @@ def test_a_problem_goes_on_from_a_checkpoint_with_the_same_numbers(small, passes
     assert all(torch.equal(a, b) for a, b in zip(problem.parameters, other.parameters, strict=True))
 
 
-def test_a_run_that_diverges_says_so_and_ends(small, tmp_path):
+def test_a_diverging_run_ends_with_that_status(small, tmp_path):
     options = {"network": "lenet", "batch": 16}
     run = folder_of(
         Store(tmp_path), make_spec("sgd", "images", budget=60, log_every=5, options=options, lr=1e9)
@@ -488,7 +486,7 @@ def test_a_run_that_diverges_says_so_and_ends(small, tmp_path):
 # ------------------------------------------------------------------------------------------ Table 1
 
 
-def test_table_1_is_the_papers():
+def test_table_1_matches_the_paper():
     data = {
         "a": "cifar-10",
         "b": "cifar-100",

@@ -13,7 +13,7 @@ def test_a_comparison_counts_instances_and_gives_an_interval():
     assert c.low < 0.5 < c.high
 
 
-def test_wilsons_interval_has_its_textbook_values():
+def test_wilsons_interval_has_textbook_values():
     low, high = wilson(8, 10)
     assert low == pytest.approx(0.4902, abs=1e-3)
     assert high == pytest.approx(0.9433, abs=1e-3)

@@ -50,20 +50,20 @@ def outcome(tmp_path, monkeypatch):
         return done.value, results
 
 
-def test_a_new_row_is_a_new_axis_of_the_figure(outcome):
+def test_a_new_measure_is_a_new_axis_of_the_figure(outcome):
     drawn = figures.FIGURES["loss, accuracy and gamma"]("mine", [outcome[0]], outcome[1])
     axis = next(axis for axis in drawn.axes if axis.get_ylabel() == "test perplexity")
     assert axis.get_yscale() == "log"
 
 
-def test_a_new_row_is_a_new_column_of_the_table_and_part_of_the_ranking(outcome):
+def test_a_new_measure_is_a_new_column_of_the_table_and_part_of_the_ranking(outcome):
     (table,) = tables.summary(*outcome)
     column = table.columns.index("perplexity")
     assert [row[column] for row in table.rows] == ["10.5 (10.0 to 11.0)", "11.5 (11.0 to 12.0)"]
     assert "highest perplexity: Adam, SGD" in tables.ranking(*outcome)
 
 
-def test_a_new_row_is_on_the_page_with_its_best_value(outcome, tmp_path):
+def test_a_new_measure_is_on_the_page_with_its_best_value(outcome, tmp_path):
     page = page_of(tmp_path)
     (panel,) = data_of(tmp_path)["panels"]
     row = next(row for row in panel["rows"] if row["key"] == "perplexity")

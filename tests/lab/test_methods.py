@@ -17,7 +17,7 @@ FOLDER = Path(steptuned.lab.methods.__file__).parent
 SHARED = {"__init__", "base", "gradient_variation", "stepping"}
 
 
-def test_every_file_is_a_method_of_its_name():
+def test_every_file_defines_the_method_of_its_name():
     files = {path.stem.replace("_", "-") for path in FOLDER.glob("*.py") if path.stem not in SHARED}
     assert files == METHODS.keys()
     assert all(method.name == name for name, method in METHODS.items())
@@ -75,7 +75,7 @@ class Nesterov(Method):
 """
 
 
-def test_a_file_given_as_with_adds_its_methods(tmp_path, monkeypatch):
+def test_an_extension_file_adds_its_methods(tmp_path, monkeypatch):
     monkeypatch.setattr("steptuned.lab.extensions.METHODS", added := dict(METHODS))
     path = tmp_path / "nesterov.py"
     path.write_text(EXTENSION)

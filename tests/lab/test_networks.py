@@ -1,4 +1,4 @@
-"""The networks: sizes, shapes, starts, activations."""
+"""The networks: sizes, shapes, initialisation, activations."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def count(model, kind):
         ("lenet-batchnorm", 10, 62_458),
     ],
 )
-def test_a_classifier_has_the_papers_size_and_a_score_a_class(name, classes, parameters):
+def test_a_classifier_has_the_papers_size_and_one_score_per_class(name, classes, parameters):
     model = NETWORKS[name](classes, nn.ReLU)
     assert size(model) == parameters
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, classes)
@@ -81,7 +81,7 @@ def test_batchnorm_is_where_table_1_has_it(name, norms):
     assert count(NETWORKS[name](10, nn.ELU), (nn.BatchNorm1d, nn.BatchNorm2d)) == norms
 
 
-def test_resnet_begins_kaiming_normal():
+def test_resnet_is_initialised_by_kaiming_normal():
     torch.manual_seed(0)
     model = NETWORKS["resnet-20"](10, nn.ReLU)
     for module in model.modules():
@@ -150,7 +150,7 @@ def test_nin_of_the_author_shrinks_the_image_to_one_pixel_without_padding():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_takes_images_of_16x16_pixels_unless_it_is_said_not_to(name):
+def test_networks_take_16x16_images_unless_listed_as_only_32(name):
     model, images = NETWORKS[name](10, nn.ReLU), torch.randn(2, 3, 16, 16)
     if name in ONLY_32:
         with pytest.raises(RuntimeError):
@@ -172,7 +172,7 @@ def test_the_transformer_has_its_size_and_scores_for_every_place(
     assert model(torch.randint(96, (2, 5))).shape == (2, 5, 96), "a shorter text will do"
 
 
-def test_the_transformer_begins_as_gpt_2_does():
+def test_the_transformer_is_initialised_like_gpt_2():
     torch.manual_seed(0)
     model = Transformer(96, 64, 64, 8, 4, 0.0)
     for name, module in model.named_modules():
@@ -185,7 +185,7 @@ def test_the_transformer_begins_as_gpt_2_does():
             assert not module.bias.any()
 
 
-def test_an_attention_head_is_the_formula():
+def test_an_attention_head_matches_the_formula():
     torch.manual_seed(0)
     block = transformer.Block(6, 2, 0.0)
     x = torch.randn(1, 5, 6)

@@ -1,4 +1,4 @@
-"""Options with their kinds, limits and choices."""
+"""Options with their types, limits and choices."""
 
 from typing import Annotated, Literal
 
@@ -58,7 +58,7 @@ def test_a_mistake_is_one_sentence_with_name_value_and_what_is_valid(values, sen
     assert str(error.value) == sentence
 
 
-def test_a_whole_number_is_a_number_and_a_list_from_a_file_a_pair():
+def test_integers_are_taken_as_floats_and_lists_as_pairs():
     some = Some(size=3, bounds=[1, 2])
     assert (some.size, some.bounds) == (3.0, (1.0, 2.0))
     assert some.as_dict()["bounds"] == [1.0, 2.0]
@@ -74,7 +74,7 @@ def test_options_are_frozen_and_each_needs_a_default():
             size: float
 
 
-def test_a_table_may_grow(monkeypatch):
+def test_choices_may_be_added_later(monkeypatch):
     monkeypatch.setitem(TABLE, "z", 3)
     assert Some(data="z").data == "z"
 

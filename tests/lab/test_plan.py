@@ -1,4 +1,4 @@
-"""What an experiment is said to cost."""
+"""The estimated cost of an experiment."""
 
 import time
 
@@ -70,7 +70,7 @@ def test_a_plan_counts_every_run_record_and_control(tmp_path, monkeypatch):
     ("problem", "options"),
     [("digits", ""), ("images", 'network = "lenet", rows = 256, eval_rows = 64, batch = 32')],
 )
-def test_the_planned_time_is_that_of_the_runs(small, tmp_path, monkeypatch, problem, options):
+def test_the_planned_time_matches_the_runs(small, tmp_path, monkeypatch, problem, options):
     """Planned and real time differ by at most a factor of 1.6.
 
     CPU time is measured, since other processes disturb it less.
@@ -88,7 +88,7 @@ def test_the_planned_time_is_that_of_the_runs(small, tmp_path, monkeypatch, prob
     pytest.fail(f"planned over real: {ratios}")
 
 
-def test_a_long_evaluation_is_measured_on_a_part_of_the_rows(small):
+def test_a_long_evaluation_is_timed_on_a_subset_of_the_rows(small):
     experiment = load(paper_experiments()["figure-6"], "paper", "f")
     options = {**experiment.problem_options.as_dict(), "batch": 2}
     problem = PROBLEMS["images"].from_dict(options, 0, torch.device("cpu"))

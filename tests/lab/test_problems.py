@@ -1,4 +1,4 @@
-"""The problems: their gradients, their streams, and that every method of a seed meets the same."""
+"""The problems: gradients, mini-batch streams, and the same data for all methods of a seed."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def make(name="regression", seed=0, **options):
     return PROBLEMS[name].from_dict(options, seed, CPU)
 
 
-def test_the_vectors_of_the_regression_are_those_of_its_twin():
+def test_the_regression_matches_its_twin():
     problem = make(rows=60, columns=8, batch=6)
     twin = Twin(n=60, p=8, batch=6)
     twin.A, twin.b = problem.A.numpy(), problem.b.numpy()
@@ -103,7 +103,7 @@ def test_an_independent_stream_draws_subsets_without_repetition():
 
 
 @pytest.mark.parametrize("reshuffled", [True, False])
-def test_a_stream_goes_on_from_its_state(reshuffled):
+def test_a_stream_resumes_from_its_state(reshuffled):
     stream = Stream(10, 4, reshuffled=reshuffled, seed_parts=[1])
     for _ in range(4):
         stream.next()
@@ -142,7 +142,7 @@ def test_the_epoch_decay_of_both_methods_is_by_back_propagations():
         )
 
 
-def test_the_logged_loss_has_its_regularisation():
+def test_the_logged_loss_includes_the_regularisation():
     problem = make("digits", weight_decay=0.5)
     record = problem.evaluate()
     penalty = 0.25 * sum(p.square().sum().item() for p in problem.parameters)
@@ -150,7 +150,7 @@ def test_the_logged_loss_has_its_regularisation():
     assert 0 <= record["accuracy"] <= 1
 
 
-def test_the_expectation_is_the_problems_own(monkeypatch):
+def test_expected_gv_uses_the_expectation_of_the_problem(monkeypatch):
     problem = make()
     driver = Driver("expected-gv", problem, METHODS["expected-gv"].defaults)
     calls = []

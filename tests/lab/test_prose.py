@@ -35,7 +35,7 @@ def store(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_sentences_compare_the_methods_pair_by_pair_and_tell_what_gamma_did(store):
+def test_sentences_compare_the_methods_pairwise_and_describe_gamma(store):
     runs = PairedRuns(store, "short")
     against, gamma = prose.sentences(runs.outcome("figure-6f"), runs)
     assert against.startswith(
@@ -49,7 +49,7 @@ def test_sentences_compare_the_methods_pair_by_pair_and_tell_what_gamma_did(stor
     assert "the median raw gamma was 4 in the first tenth of the run and 0.2 in the last" in gamma
 
 
-def test_a_share_counts_the_iterations_between_records_that_are_not_evenly_spaced():
+def test_shares_are_weighted_by_the_iterations_between_records():
     shares = {"at upper": 0.0, "negative curvature": 0.0, "raw gamma median": 1.0}
     records = [
         {"bp": bp, "at lower": lower, **shares} for bp, lower in ((1, 1.0), (10, 1.0), (100, 0.0))
@@ -58,7 +58,7 @@ def test_a_share_counts_the_iterations_between_records_that_are_not_evenly_space
     assert at_lower == pytest.approx(0.1)
 
 
-def test_few_and_many_images_are_compared_where_both_ran(store):
+def test_few_and_many_images_are_compared_if_both_were_run(store):
     found = []
     for scale in ("short", "small"):
         runs = PairedRuns(store, scale)
@@ -73,7 +73,7 @@ def test_few_and_many_images_are_compared_where_both_ran(store):
     assert prose.few_and_many(found[:1]) == []
 
 
-def test_the_readme_and_the_package_carry_the_verdicts(store):
+def test_the_readme_and_the_package_contain_the_verdicts(store):
     judged = claims.judge(store)
     readme = "# Title\n\n<!-- verdicts -->\nold\n<!-- end of verdicts -->\n\nThe rest.\n"
     new = results.with_verdicts(readme, judged)

@@ -1,4 +1,4 @@
-"""What is published is what the raw logs in evidence/ say: nothing can go stale."""
+"""The published pages match the raw logs in evidence/, so they cannot become stale."""
 
 import json
 from pathlib import Path
@@ -25,15 +25,15 @@ def made(tmp_path_factory):
     return folder
 
 
-def test_the_page_of_results_is_the_one_of_the_evidence(made):
+def test_the_results_page_matches_the_evidence(made):
     assert (made / "docs" / "results.md").read_text() == (DOCS / "results.md").read_text(), RENEW
 
 
-def test_the_table_in_the_readme_is_the_one_of_the_evidence(made):
+def test_the_table_in_the_readme_matches_the_evidence(made):
     assert (made / "README.md").read_text() == README.read_text(), RENEW
 
 
-def test_the_verdicts_in_the_package_are_those_of_the_evidence(made):
+def test_the_packaged_verdicts_match_the_evidence(made):
     assert json.loads((made / results.PUBLISHED).read_text()) == results.published(), RENEW
 
 

@@ -32,7 +32,7 @@ def test_the_rate_is_found_and_judged_as_an_upper_bound(exponent, verdict):
     assert fit.verdict == verdict
 
 
-def test_a_rate_is_not_judged_while_the_smallest_gradient_is_that_of_the_start():
+def test_a_rate_is_not_judged_before_the_gradient_has_decreased():
     entry = Entry(name="a", method="step-tuned-sgd", label="a", axes={"delta": [0.001]})
     group = Group(entry, 0, [], Trial({"delta": 0.001}, None), dict(enumerate(range(4))))
     assert rate_of(group, Logs(0.5, 0.0)).verdict.startswith("k too small")

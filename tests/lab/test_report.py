@@ -1,4 +1,4 @@
-"""The report: what it shows is what the store has, in a real browser where there is one."""
+"""The report shows what the store has. It is opened in a real browser if one is installed."""
 
 import functools
 import json
@@ -100,7 +100,7 @@ def data_of(folder):
     return json.loads(text.removeprefix("window.STEPTUNED = ").removesuffix(";\n"))
 
 
-def test_the_folder_is_whole_and_asks_nothing_of_the_net(folder):
+def test_the_report_is_self_contained_and_needs_no_network(folder):
     page = page_of(folder)
     links = re.findall(r"(?:src|href)=\"([^\"]*)\"", page)
     for link in links:
@@ -154,7 +154,7 @@ def test_what_is_unfinished_missing_or_diverged_is_marked(folder):
     assert [sum(v is not None for v in y["loss"]) for y in tuned["y"]] == [31, 16]
 
 
-def test_a_method_that_has_not_finished_a_single_seed_is_shown_as_far_as_it_got(folder):
+def test_a_method_without_finished_seeds_is_shown_with_its_progress(folder):
     for run in Store(folder).runs():
         if run.spec.method == "step-tuned-sgd":
             (run.folder / "result.json").unlink()
@@ -165,7 +165,7 @@ def test_a_method_that_has_not_finished_a_single_seed_is_shown_as_far_as_it_got(
     assert "2 of 2 seeds diverged" in page_of(folder)
 
 
-def test_a_grid_that_is_not_begun_is_not_called_corrupt(tmp_path):
+def test_a_grid_that_has_not_started_is_not_called_corrupt(tmp_path):
     experiment = fill_own(tmp_path)
     other = experiment.model_copy(update={"name": "other", "options": {"batchnorm": False}})
     Store(tmp_path).remember(
@@ -179,7 +179,7 @@ def test_a_grid_that_is_not_begun_is_not_called_corrupt(tmp_path):
     assert "corrupt" not in page
 
 
-def test_files_of_names_with_dots_and_in_other_scripts_do_not_meet(tmp_path):
+def test_names_with_dots_or_other_scripts_get_different_files(tmp_path):
     names = ["lr0.1", "lr0.2", "图一", "图二"]
     for name in names:
         fill_own(tmp_path, name=name)
@@ -205,7 +205,7 @@ def test_an_experiment_on_several_instances_shows_its_own_figure_and_counts_all_
     assert "instances" in page
 
 
-def test_figure_1_is_taken_over(folder):
+def test_figure_1_is_copied_into_the_report(folder):
     from steptuned.lab.report.illustration import curvature_illustration
 
     curvature_illustration(folder / "figures")
@@ -214,7 +214,7 @@ def test_figure_1_is_taken_over(folder):
     assert (folder / "report" / "figures" / "figure-1.pdf").is_file()
 
 
-def test_a_winner_on_the_edge_of_the_grid_is_warned_of_and_the_whole_grid_is_shown(tmp_path):
+def test_a_winner_on_the_edge_of_the_grid_gives_a_warning_and_the_grid_is_shown(tmp_path):
     fill_own(tmp_path, EXPERIMENT.replace("lr = [0.01, 0.1, 1.0]", "lr = [0.1, 1.0, 10.0]"))
     page = page_of(tmp_path)
     assert "the winner lies on the edge of the grid (lr)" in page
@@ -226,7 +226,7 @@ def test_a_winner_on_the_edge_of_the_grid_is_warned_of_and_the_whole_grid_is_sho
     assert "on the edge" not in page_of(tmp_path / "inside")
 
 
-def test_names_are_shown_and_not_executed(folder):
+def test_names_are_escaped(folder):
     page = page_of(folder)
     assert HOSTILE not in page
     assert "&lt;script&gt;window.hacked" in page
@@ -251,11 +251,11 @@ def test_a_damaged_run_is_reported_and_the_rest_is_shown(folder):
     assert f"{second.folder.name}: its spec.json cannot be read" in page
     assert "its log is not the one it ended with" in page
     assert "other-demo.json cannot be read" in page
-    assert "its log is longer or shorter than it ended" in page
+    assert "the length of its log has changed since it ended" in page
     assert LONG in page
 
 
-def test_a_store_without_notes_of_what_was_asked_for_still_has_the_papers_experiments(tmp_path):
+def test_a_store_without_stored_experiments_shows_those_of_the_package(tmp_path):
     fill(
         tmp_path,
         "figure-6e",
@@ -285,7 +285,7 @@ def test_table_2_and_the_claims_are_on_the_page_and_beside_it(folder):
     assert "| 17 | not run |" in (folder / "report" / "claims.md").read_text()
 
 
-def test_thinning_keeps_both_ends_and_every_curves_extremes():
+def test_thinning_keeps_the_ends_and_the_extremes_of_every_curve():
     losses = [
         [math.sin(i / 7) + (5 if i == 613 else 0) for i in range(1000)],
         [math.cos(i / 5) - (5 if i == 101 else 0) for i in range(900)],
@@ -298,7 +298,7 @@ def test_thinning_keeps_both_ends_and_every_curves_extremes():
     assert thin([[None, math.nan, 1.0] * 100], 300, 20)[-1] == 299
 
 
-def test_a_large_store_gives_a_small_page_that_says_that_it_is_thinned(tmp_path):
+def test_a_large_store_gives_a_small_page_marked_as_thinned(tmp_path):
     seeds = EXPERIMENT.replace("seeds = 2", "seeds = 60").replace("epochs = 3", "epochs = 50")
     fill_own(tmp_path, seeds, points=1000)
     page = page_of(tmp_path)
@@ -320,7 +320,7 @@ def test_the_command_writes_the_report(folder, tmp_path):
     assert "choose another folder with --to" in done.stderr
 
 
-def test_watch_makes_the_page_anew_while_runs_go_on_and_ends_with_ctrl_c(folder):
+def test_watch_rewrites_the_page_during_runs_until_ctrl_c(folder):
     run = next(
         run
         for run in Store(folder).runs()
@@ -347,7 +347,7 @@ def _wait(condition):
         time.sleep(0.2)
 
 
-def test_tensorboard_has_the_records_and_a_resumed_run_goes_on(tmp_path):
+def test_tensorboard_has_the_records_of_a_resumed_run(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from conftest import make_spec
@@ -424,7 +424,7 @@ LAYOUT = "(key) => document.querySelector('.plot').layout[key]"
 
 
 @pytest.mark.parametrize("how", ["file", "server"])
-def test_the_page_opens_without_a_word_of_complaint(browser, server, folder, how):
+def test_the_page_opens_without_errors_or_warnings(browser, server, folder, how):
     address = server if how == "server" else (folder / "report" / "index.html").resolve().as_uri()
     page = opened(browser, address)
     assert page.troubles == []
@@ -435,7 +435,7 @@ def test_the_page_opens_without_a_word_of_complaint(browser, server, folder, how
     page.context.close()
 
 
-def test_the_switches_switch(browser, server, folder):
+def test_the_controls_change_the_plots(browser, server, folder):
     page = opened(browser, server)
     band = len(page.evaluate(PLOTTED, "y"))
     assert page.evaluate(LAYOUT, "yaxis")["type"] == "log"
@@ -463,13 +463,13 @@ def test_the_switches_switch(browser, server, folder):
     page.locator(".plot").first.scroll_into_view_if_needed()
     page.wait_for_selector(".plot .main-svg")
     assert page.locator("[name=draw]").input_value() == "seeds", (
-        "the switches stay as they were when the page is made anew"
+        "the controls keep their state when the page is rewritten"
     )
     assert page.troubles == []
     page.context.close()
 
 
-def test_the_page_can_be_used_from_the_keyboard_on_a_phone_in_the_dark_and_printed(browser, server):
+def test_the_page_works_with_keyboard_phone_dark_mode_and_print(browser, server):
     page = opened(browser, server, viewport={"width": 360, "height": 740}, color_scheme="dark")
     wide = page.evaluate(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -94,7 +94,7 @@ def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tm
     assert "Not judged (runs missing): 1, 2" in text
 
 
-def test_an_experiment_that_is_not_the_papers_says_what_it_is_and_who_ended_best(tmp_path):
+def test_an_experiment_beyond_the_paper_shows_its_note_and_ranking(tmp_path):
     ends = {"sgd": 3.0, "momentum": 2.5, "adamw": 1.5, "step-tuned-sgd": 2.0}
 
     def records(spec):
@@ -114,7 +114,7 @@ def test_an_experiment_that_is_not_the_papers_says_what_it_is_and_who_ended_best
     assert "Not judged (runs missing): 1, 2" in page
 
 
-def test_the_machine_is_said_with_the_text_that_came_with_it():
+def test_the_environment_sentence_names_the_text():
     assert "Python 3 with the text abc, " in results.environment_sentence(
         {"python": "3", "text": "abc"}
     )
@@ -126,7 +126,7 @@ def test_no_two_methods_on_mini_batches_look_the_same():
     assert len({METHODS[name].style(name) for name in names}) == len(names)
 
 
-def test_what_is_missing_is_said(experiments, tmp_path):
+def test_missing_runs_are_reported(experiments, tmp_path):
     out = tmp_path / "out"
     run(experiments, out)
     experiment = load_all(experiments, "demo")[0]
@@ -139,9 +139,7 @@ def test_what_is_missing_is_said(experiments, tmp_path):
     assert row[2] == "1/2 SEEDS"
 
 
-def test_a_figure_of_panels_has_a_column_for_each_and_says_its_scale_and_size(
-    experiments, tmp_path
-):
+def test_a_figure_has_one_column_per_panel_and_shows_scale_and_size(experiments, tmp_path):
     out = tmp_path / "out"
     run(experiments, out)
     found = Results(Store(out))
@@ -165,7 +163,7 @@ def test_a_figure_of_panels_has_a_column_for_each_and_says_its_scale_and_size(
     assert len(gamma) == 2
 
 
-def test_a_sweep_says_how_long_each_problem_will_take(experiments, tmp_path):
+def test_a_sweep_estimates_the_time_of_each_problem(experiments, tmp_path):
     console = Console(record=True, width=200)
     sweep = Sweep(tmp_path / "out", LocalEngine(1, WorkerConfig()), console)
     for experiment in load_all(experiments, "demo"):
@@ -176,7 +174,7 @@ def test_a_sweep_says_how_long_each_problem_will_take(experiments, tmp_path):
     assert not (tmp_path / "out").exists(), "nothing is written by an estimate"
 
 
-def test_a_table_is_plain_words_in_markdown_and_in_the_terminal():
+def test_a_table_is_plain_text_in_markdown_and_in_the_terminal():
     table = tables.Table("a [title]", ["x|y", "[bold]z"], [["1|2", "[red]no[/]"]])
     assert table.markdown().splitlines()[2:] == [
         "| x/y | [bold]z |",

@@ -33,7 +33,7 @@ def _execute(folder):
     ],
     ids=["regression, two passes", "regression, one pass", "a network"],
 )
-def test_a_run_killed_again_and_again_ends_with_the_same_numbers(tmp_path, processes, spec, kills):
+def test_a_run_killed_repeatedly_ends_with_the_same_numbers(tmp_path, processes, spec, kills):
     undisturbed = folder_of(Store(tmp_path / "undisturbed"), make_spec(**spec))
     execute(undisturbed, {})
     run = folder_of(Store(tmp_path / "disturbed"), make_spec(**spec))
@@ -112,7 +112,7 @@ IMAGES = {
 }
 
 
-def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_with_the_same_numbers(
+def test_an_image_run_killed_repeatedly_even_between_passes_ends_with_the_same_numbers(
     tmp_path, small, processes
 ):
     undisturbed = folder_of(Store(tmp_path / "undisturbed"), make_spec(**IMAGES))
@@ -129,7 +129,7 @@ def test_a_run_on_images_killed_again_and_again_also_between_the_passes_ends_wit
     [((5, 1, 1), False), ((5, 2, 2, 2, 2), True)],
     ids=["no further", "one step further"],
 )
-def test_a_run_that_comes_no_further_dies_three_times_and_not_again(
+def test_a_run_that_makes_no_progress_is_given_up_after_three_deaths(
     tmp_path, processes, lives, ends
 ):
     """A process first saves the checkpoint that it resumed from; only a later one is progress."""
@@ -147,9 +147,7 @@ def test_a_run_that_comes_no_further_dies_three_times_and_not_again(
 
 
 @on_real_data
-def test_a_run_on_the_real_cifar_10_killed_again_and_again_ends_with_the_same_numbers(
-    tmp_path, processes
-):
+def test_a_run_on_real_cifar_10_killed_repeatedly_ends_with_the_same_numbers(tmp_path, processes):
     spec = make_spec(
         **{
             **IMAGES,
@@ -208,7 +206,7 @@ def checkpoints(folder):
     }
 
 
-def test_a_sweep_killed_again_and_again_ends_with_the_same_numbers(tmp_path):
+def test_a_sweep_killed_repeatedly_ends_with_the_same_numbers(tmp_path):
     path = tmp_path / "experiment.toml"
     path.write_text(EXPERIMENT)
     out = tmp_path / "out"
@@ -234,7 +232,7 @@ def test_a_sweep_killed_again_and_again_ends_with_the_same_numbers(tmp_path):
         assert numbers(run) == numbers(undisturbed)
 
 
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_stops_cleanly_and_prints_how_to_continue(tmp_path):
     path = tmp_path / "experiment.toml"
     path.write_text(
         EXPERIMENT.replace("epochs = 300", "epochs = 20_000").replace(
@@ -280,7 +278,7 @@ lr = 1.0
 """
 
 
-def test_workers_of_a_killed_sweep_end_and_leave_their_run_resumable(tmp_path, monkeypatch):
+def test_workers_of_a_killed_sweep_exit_and_leave_their_runs_resumable(tmp_path, monkeypatch):
     """Only the parent is killed.
 
     One worker is executing a run that has no checkpoint yet, the other is idle.

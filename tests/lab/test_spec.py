@@ -10,7 +10,7 @@ from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import canonical, derive_seed
 
 
-def test_the_identity_is_that_of_the_values_not_of_their_writing():
+def test_the_identity_depends_on_values_and_not_on_their_notation():
     a, b = make_spec(lr=1, bounds=[0.5, 2]), make_spec(lr=1.0, bounds=(0.5, 2.0))
     assert a.identity == b.identity
     assert canonical({"b": 1, "a": [2.0]}) == canonical({"a": (2,), "b": 1.0})
@@ -36,7 +36,7 @@ def test_a_folder_name_says_what_differs_from_the_defaults():
     assert name == f"step-tuned-sgd_instance=4_lr=3_seed=0_bp=200_{spec.identity}"
 
 
-def test_a_name_is_always_one_folder():
+def test_a_name_is_always_a_valid_folder_name():
     spec = make_spec(decay="../../<script>" + "x" * 300)
     name = spec.name({}, {})
     assert "/" not in name
@@ -70,7 +70,7 @@ def steps(spec):
     return found
 
 
-def test_without_early_records_the_log_is_even():
+def test_without_early_records_the_log_is_evenly_spaced():
     assert steps(make_spec(budget=55, log_every=10)) == [0, 10, 20, 30, 40, 50, 55]
 
 
@@ -92,7 +92,7 @@ def test_early_records_are_log_spaced_in_the_first_tenth_and_even_afterwards(bud
         assert len(found) > 100
 
 
-def test_the_next_record_depends_on_nothing_but_the_step():
+def test_the_next_record_depends_only_on_the_step():
     spec = make_spec(budget=5_000, log_every=50).model_copy(update={"log_early": 15})
     found = steps(spec)
     for step in range(5_000):
@@ -101,7 +101,7 @@ def test_the_next_record_depends_on_nothing_but_the_step():
         assert min(5_000, spec.next_record(a)) == b
 
 
-def test_early_records_are_part_of_the_identity_where_there_are_some():
+def test_early_records_change_the_identity():
     spec = make_spec()
     assert spec.model_copy(update={"log_early": 0}).identity == spec.identity
     other = type(spec)(**{**spec.model_dump(), "log_early": 15})

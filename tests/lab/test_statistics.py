@@ -22,13 +22,13 @@ from steptuned.lab.statistics import (
 @pytest.mark.parametrize(
     ("n", "p"), [(1, 1 / 2), (3, 1 / 8), (4, 1 / 16), (5, 1 / 32), (20, 2.0**-20)]
 )
-def test_the_smallest_p_is_that_of_all_pairs_below(n, p):
+def test_p_is_smallest_if_all_pairs_are_below(n, p):
     below = -np.arange(1.0, n + 1)
     assert sign_flip(below) == p
     assert sign_flip(-below) == 1.0
 
 
-def test_p_by_hand():
+def test_p_computed_by_hand():
     # Of the 8 sums of +-1 +-2 +-3, those of at most -1 - 2 + 3 = 0 are -6, -4, -2, 0, 0.
     assert sign_flip([-1.0, -2.0, 3.0]) == 5 / 8
     assert sign_flip([0.0, 0.0, 0.0]) == 1.0
@@ -36,7 +36,7 @@ def test_p_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_p_is_that_of_scipy(seed):
+def test_p_equals_scipy(seed):
     values = np.random.default_rng(seed).normal(-0.3, 1, 9)
     expected = stats.permutation_test(
         (values,), np.mean, permutation_type="samples", alternative="less", n_resamples=np.inf
@@ -65,7 +65,7 @@ def test_the_interval_is_scipys_bca(n):
     assert low < high
 
 
-def test_degenerate_intervals():
+def test_intervals_of_degenerate_data():
     assert all(map(math.isnan, median_interval(np.array([2.0]))))
     assert median_interval(np.array([2.0, 2.0, 2.0])) == (2.0, 2.0)
     # The median of all five is that of any four of them, so BCa has no acceleration and the
@@ -73,7 +73,7 @@ def test_degenerate_intervals():
     assert median_interval(np.array([1.0, 1.0, 1.0, 1.0, 5.0])) == (1.0, 5.0)
 
 
-def test_a_comparison_of_ratios():
+def test_ratios_are_compared():
     c = compare_ratios([1.0, 2.0, 3.0], [2.0, 8.0, 6.0])
     assert (c.n, c.p, c.better) == (3, 1 / 8, 1.0)
     assert c.median == pytest.approx(0.5)
@@ -81,7 +81,7 @@ def test_a_comparison_of_ratios():
     assert c.high == pytest.approx(0.5)
 
 
-def test_a_comparison_of_differences():
+def test_differences_are_compared():
     c = compare_differences([1.0, 2.0, 9.0], [2.0, 4.0, 6.0])
     assert (c.n, c.p, c.median) == (3, 5 / 8, -1.0)
     assert c.better == pytest.approx(2 / 3)
@@ -106,7 +106,7 @@ def test_a_diverged_run_is_worse_than_any_other():
     assert lost.high == math.inf
 
 
-def test_runs_that_all_diverged():
+def test_comparisons_where_all_runs_diverged():
     both = compare_ratios([math.inf] * 3, [math.inf] * 3)
     assert (both.p, both.better, both.median) == (1.0, 0.5, 1.0)
     mine = compare_ratios([math.inf] * 3, [1.0, 2.0, 3.0])
@@ -126,7 +126,7 @@ def test_ties_count_half():
     assert probability_below([-1.0, -1.0, 0.0, 2.0]) == 0.625
 
 
-def test_performance_profiles_by_hand():
+def test_performance_profiles_computed_by_hand():
     costs = {"a": [1.0, 4.0, 3.0, math.inf], "b": [2.0, 2.0, math.nan, math.inf]}
     found = performance_profiles(costs, [1.0, 2.0, 10.0])
     assert found == {"a": [0.5, 0.75, 0.75], "b": [0.25, 0.5, 0.5]}

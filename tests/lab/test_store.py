@@ -1,4 +1,4 @@
-"""What is on disk can be trusted, or is noticed and repaired."""
+"""Damage on disk is detected and repaired."""
 
 import hashlib
 import json
@@ -112,7 +112,7 @@ def spoil_gone(run):
 
 
 @pytest.mark.parametrize("spoil", [spoil_half_a_line, spoil_cut, spoil_result, spoil_gone])
-def test_a_spoiled_result_is_noticed_and_the_run_repaired(store, spoil):
+def test_a_damaged_result_is_detected_and_the_run_is_repeated(store, spoil):
     run = finished(store)
     expected = numbers(run)
     spoil(run)
@@ -129,7 +129,7 @@ def test_a_log_changed_at_the_same_length_is_not_sound(store):
     assert not run.is_sound()
 
 
-def test_half_a_last_line_is_not_read(store):
+def test_an_incomplete_last_line_is_ignored(store):
     run = finished(store)
     expected = run.records()
     spoil_half_a_line(run)
@@ -137,7 +137,7 @@ def test_half_a_last_line_is_not_read(store):
     assert run.last_record() == expected[-1]
 
 
-def test_a_line_that_cannot_be_read_is_said_with_the_way_out(store):
+def test_an_unreadable_line_is_reported_with_a_solution(store):
     run = finished(store)
     run.log_path.write_bytes(b"{broken\n" + run.log_path.read_bytes())
     with pytest.raises(ValueError, match=r"cannot be read .*: delete .* and run it again"):
@@ -172,7 +172,7 @@ def interrupted(store, monkeypatch, after, **spec):
 @pytest.mark.parametrize(
     "method", ["step-tuned-sgd", "sgd", "adam", "expected-gv", "armijo", "step-tuned-gd"]
 )
-def test_a_checkpoint_goes_on_with_the_same_numbers_also_between_the_passes(
+def test_a_run_resumes_with_the_same_numbers_even_between_the_passes(
     store, tmp_path, monkeypatch, method, after
 ):
     expected = numbers(finished(Store(tmp_path / "undisturbed"), method=method))
@@ -185,7 +185,7 @@ def test_a_checkpoint_goes_on_with_the_same_numbers_also_between_the_passes(
 
 @pytest.mark.parametrize("problem", ["digits"])
 @pytest.mark.parametrize("after", [25, 26])
-def test_a_network_goes_on_with_the_same_numbers(store, tmp_path, monkeypatch, problem, after):
+def test_a_network_resumes_with_the_same_numbers(store, tmp_path, monkeypatch, problem, after):
     spec = {"problem": problem, "budget": 46, "log_every": 5}
     expected = numbers(finished(Store(tmp_path / "undisturbed"), **spec))
     run = interrupted(store, monkeypatch, after, **spec)
@@ -194,7 +194,7 @@ def test_a_network_goes_on_with_the_same_numbers(store, tmp_path, monkeypatch, p
 
 
 @pytest.mark.parametrize("what", ["cut", "foreign", "log behind", "log changed"])
-def test_a_checkpoint_that_cannot_be_trusted_is_not(store, tmp_path, monkeypatch, what):
+def test_a_checkpoint_that_does_not_match_is_not_used(store, tmp_path, monkeypatch, what):
     expected = numbers(finished(Store(tmp_path / "undisturbed")))
     run = interrupted(store, monkeypatch, 120)
     path = run.folder / "checkpoint.pt"
@@ -252,7 +252,7 @@ def _die(folder):
 
 
 @pytest.mark.parametrize("forgiven", [False, True])
-def test_a_run_whose_process_died_three_times_is_given_up_until_it_is_forgiven(
+def test_a_run_whose_process_died_three_times_is_given_up_until_its_failures_are_cleared(
     store, processes, forgiven
 ):
     run = folder_of(store, make_spec())
@@ -271,7 +271,7 @@ def test_a_run_whose_process_died_three_times_is_given_up_until_it_is_forgiven(
     assert execute(run, ENVIRONMENT) == "finished"
 
 
-def test_a_run_that_ended_is_never_given_up(store):
+def test_a_complete_run_is_never_given_up(store):
     run = finished(store)
     (run.folder / "running.json").write_text(
         '{"pid": 1, "deaths": 2}'
@@ -280,21 +280,21 @@ def test_a_run_that_ended_is_never_given_up(store):
     assert run.claimant() is None
 
 
-def test_a_run_that_is_under_way_is_not_forgiven(store):
+def test_the_failures_of_a_running_run_are_not_cleared(store):
     run = folder_of(store, make_spec())
     with run.claim(ENVIRONMENT):
         run.clear_failures()
         assert run.claimant()["pid"] == os.getpid()
 
 
-def test_files_are_replaced_as_a_whole(store):
+def test_files_are_replaced_atomically(store):
     run = finished(store)
     result = json.loads((run.folder / "result.json").read_text())
     assert result["sha256"] == hashlib.sha256(run.log_path.read_bytes()).hexdigest()
     assert not list(run.folder.glob("*.tmp"))
 
 
-def test_experiments_of_one_name_that_differ_are_kept_and_more_seeds_replace(tmp_path):
+def test_different_experiments_of_one_name_are_kept_and_more_seeds_replace(tmp_path):
     store = Store(tmp_path)
     content = {"name": "figure-9", "seeds": 3, "options": {}, "title": "old"}
     store.remember("figure-9", "demo", [content], "first")
@@ -309,7 +309,7 @@ def test_experiments_of_one_name_that_differ_are_kept_and_more_seeds_replace(tmp
     ]
 
 
-def test_an_experiment_that_was_kept_under_its_plain_name_is_replaced(tmp_path):
+def test_an_experiment_stored_under_its_older_name_is_replaced(tmp_path):
     store = Store(tmp_path)
     content = {"name": "figure-9", "seeds": 3}
     for scale in ("demo", "paper"):

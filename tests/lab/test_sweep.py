@@ -1,4 +1,4 @@
-"""Sweeps: parallel, resumable, and not to be brought down by one run."""
+"""Sweeps are parallel, resumable, and survive a run that kills its worker."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def sweep(tmp_path):
     sweep.console.file.close()
 
 
-def test_a_sweep_runs_all_and_the_second_time_nothing(experiment, sweep):
+def test_a_sweep_runs_everything_once_and_nothing_the_second_time(experiment, sweep):
     outcome = sweep.run(experiment)
     runs = sweep.store.runs()
     assert {run.status() for run in runs} == {"finished"}
@@ -68,7 +68,7 @@ def test_a_sweep_runs_all_and_the_second_time_nothing(experiment, sweep):
     assert [g.winner.hyper for g in stored.groups] == [g.winner.hyper for g in outcome.groups]
 
 
-def test_a_changed_line_runs_only_what_is_new(experiment, sweep, tmp_path):
+def test_a_changed_file_runs_only_what_is_new(experiment, sweep, tmp_path):
     sweep.run(experiment)
     before = {run.folder for run in sweep.store.runs()}
     path = tmp_path / "small.toml"
@@ -102,7 +102,7 @@ class Deadly(Regression):
 
 
 @pytest.mark.parametrize("columns", [13, 7, 5], ids=["always", "once", "an exception"])
-def test_a_worker_that_dies_is_tried_again_and_the_others_go_on(
+def test_the_run_of_a_dead_worker_is_retried_and_the_others_continue(
     sweep, tmp_path, monkeypatch, columns
 ):
     monkeypatch.setenv("STEPTUNED_TEST_FOLDER", str(tmp_path))
@@ -140,7 +140,7 @@ def deadly_work(*arguments):
     return work(*arguments)
 
 
-def test_the_estimate_is_of_the_right_size(experiment):
+def test_the_estimate_has_the_right_order_of_magnitude(experiment):
     plan = estimate(experiment, "cpu")
     runs, seconds = plan.runs, plan.seconds
     assert runs == 5 + 4

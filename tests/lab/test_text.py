@@ -1,4 +1,4 @@
-"""The next character of a text: its windows, its transformer, and who is compared on it."""
+"""The next character of a text: its windows, its transformer and its methods."""
 
 import ast
 import hashlib
@@ -39,7 +39,7 @@ def letters(codes):
     return "".join(SYMBOLS[code] for code in codes.flatten())
 
 
-def test_the_text_is_the_documentation_of_the_modules_and_the_same_every_time():
+def test_the_text_is_the_documentation_of_the_modules_and_reproducible():
     assert len(MODULES.split()) == 56
     assert ast.__doc__.strip().splitlines()[0] in text()
     assert set(text()) == set(SYMBOLS), "and nothing else"
@@ -48,7 +48,7 @@ def test_the_text_is_the_documentation_of_the_modules_and_the_same_every_time():
     assert checksum() == hashlib.sha256(text().encode()).hexdigest()[:16]
 
 
-def test_windows_lie_side_by_side_and_the_test_is_the_end_of_the_text():
+def test_windows_are_consecutive_and_the_test_set_is_the_end_of_the_text():
     problem = make()
     (x, y), (x_test, y_test) = problem.train, problem.test
     assert x.shape == y.shape == (50, 16)
@@ -82,7 +82,7 @@ def test_a_later_character_does_not_change_earlier_predictions():
     assert not torch.isclose(before[:, 9:], after[:, 9:]).all(2).any(), "but all from there on"
 
 
-def test_what_is_logged_is_the_loss_of_the_judged_windows_with_its_regularisation():
+def test_the_logged_loss_is_that_of_the_evaluated_windows_with_regularisation():
     problem = make(dropout=0.0, weight_decay=0.5)
     record = problem.evaluate()
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_what_is_logged_is_the_loss_of_the_judged_windows_with_its_regularisatio
     assert record["loss"] > 4, "about log 96 at the start"
 
 
-def test_with_dropout_j_is_one_function_and_the_test_has_none():
+def test_j_has_fixed_dropout_masks_and_the_test_loss_has_no_dropout():
     problem = make(dropout=0.5)
     assert problem.evaluate() == problem.evaluate()
     assert problem.loss(problem.judged) != problem.loss(problem.judged)
@@ -108,7 +108,7 @@ def test_with_dropout_j_is_one_function_and_the_test_has_none():
 
 @pytest.mark.parametrize("after", [9, 10])
 @pytest.mark.parametrize("method", ["step-tuned-sgd", "momentum", "adamw"])
-def test_a_run_with_dropout_goes_on_with_the_same_numbers(tmp_path, monkeypatch, method, after):
+def test_a_run_with_dropout_resumes_with_the_same_numbers(tmp_path, monkeypatch, method, after):
     spec = {
         "problem": "text",
         "method": method,
@@ -122,7 +122,7 @@ def test_a_run_with_dropout_goes_on_with_the_same_numbers(tmp_path, monkeypatch,
     assert numbers(run) == expected
 
 
-def test_a_run_knows_its_text_and_does_not_go_on_with_another(tmp_path):
+def test_a_run_stores_its_text_and_does_not_resume_with_another(tmp_path):
     run = folder_of(Store(tmp_path), make_spec(problem="text", budget=1, options=SMALL))
     execute(run, ENVIRONMENT)
     assert run.environment()["text"] == checksum()
@@ -144,7 +144,7 @@ def test_a_run_knows_its_text_and_does_not_go_on_with_another(tmp_path):
         ({"dropout": 1.0}, "dropout = 1.0: must be at least 0 and less than 1"),
     ],
 )
-def test_an_option_that_cannot_be_is_said_in_one_sentence(options, sentence):
+def test_an_invalid_option_is_reported_in_one_sentence(options, sentence):
     with pytest.raises((DataError, OptionError), match=sentence.replace("(", r"\(")):
         make(**options)
 
@@ -161,7 +161,7 @@ TORCH = {
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", TORCH)
-def test_momentum_and_adamw_are_torchs_with_the_decay_of_sgd(name, weight_decay):
+def test_momentum_and_adamw_are_torchs_with_sgds_decay(name, weight_decay):
     problem, other = make(weight_decay=weight_decay), make(weight_decay=weight_decay)
     driver = Driver(name, problem, METHODS[name].defaults)
     optimizer = TORCH[name](other.parameters, weight_decay)

@@ -1,4 +1,4 @@
-"""Table 2: what is measured, and that it is kept."""
+"""Table 2: what is measured, and how it is stored."""
 
 import json
 from dataclasses import replace
@@ -47,12 +47,12 @@ def test_every_method_is_timed_in_every_round_in_whole_iterations(quick):
     assert measured.environment["torch"] == torch.__version__
 
 
-def test_a_whole_epoch_is_timed_at_the_papers_scale(quick, monkeypatch):
+def test_a_whole_epoch_is_timed_at_scale_paper(quick, monkeypatch):
     monkeypatch.setitem(timing.SIZES, "paper", Size(1, None))
     assert measure("e", "paper", "cpu").back_propagations == 38, "300 images in mini-batches of 8"
 
 
-def test_rounds_are_interleaved_and_each_begins_with_another_method():
+def test_rounds_are_interleaved_and_start_with_different_methods():
     order = list(timing._interleaved(5))
     rounds = [order[i : i + 4] for i in range(0, 20, 4)]
     assert all(sorted(r) == sorted(TIMED) for r in rounds)
@@ -60,7 +60,7 @@ def test_rounds_are_interleaved_and_each_begins_with_another_method():
 
 
 @pytest.mark.parametrize("name", TIMED)
-def test_the_time_in_the_optimizer_leaves_out_the_back_propagations(small, name, monkeypatch):
+def test_optimizer_time_excludes_back_propagations(small, name, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     options = {"network": "lenet", "batch": 8}
@@ -112,7 +112,7 @@ def test_measurements_are_kept_and_a_damaged_one_is_measured_again(tmp_path):
         assert timings.load("a", "small") is None
 
 
-def test_the_table_has_the_papers_values_beside_ours():
+def test_the_table_shows_the_papers_values_next_to_ours():
     assert PAPER["step-tuned-sgd"] == {
         "a": 1.67,
         "b": 1.71,

@@ -1,4 +1,4 @@
-"""Runs that several processes make together, started by torchrun."""
+"""Runs that several ranks share, started by torchrun."""
 
 import json
 import os
@@ -116,7 +116,7 @@ def files(tmp_path):
     return [tmp_path / f"{name}.toml" for name in sizes]
 
 
-def test_three_ranks_make_the_run_of_one_killed_or_not(tmp_path, small, files):
+def test_three_ranks_give_the_run_of_one_process_even_if_killed(tmp_path, small, files):
     with Started(
         tmp_path,
         small,
@@ -219,7 +219,7 @@ def test_a_rank_that_fails_waits_for_no_other_rank(tmp_path, small, files, how, 
     assert "terminate called" not in said
 
 
-def test_the_network_that_is_judged_is_the_same_on_all_ranks(tmp_path, small):
+def test_the_evaluated_network_is_the_same_on_all_ranks(tmp_path, small):
     """BatchNorm has the statistics of each rank's rows; the lead's are used."""
     with Started(
         tmp_path, small, tmp_path / "said.json", script="evaluation_on_ranks.py"
@@ -234,7 +234,7 @@ def test_the_network_that_is_judged_is_the_same_on_all_ranks(tmp_path, small):
         assert all(each[name] == pytest.approx(alone[name], rel=1e-6) for _, each in values)
 
 
-def test_what_cannot_be_divided_is_refused_in_one_sentence(tmp_path, small):
+def test_what_ranks_cannot_share_is_refused_in_one_sentence(tmp_path, small):
     path = tmp_path / "experiment.toml"
     path.write_text(
         'title = "x"\nfigure = "loss"\nproblem = "regression"\nbudget = { epochs = 1 }\n'
@@ -250,7 +250,7 @@ def test_what_cannot_be_divided_is_refused_in_one_sentence(tmp_path, small):
     )
 
 
-def test_options_that_do_not_go_with_torchrun_are_refused_by_the_lead_alone(tmp_path, files):
+def test_options_that_conflict_with_torchrun_are_refused_by_the_lead_only(tmp_path, files):
     environment = {
         **os.environ,
         "TORCHELASTIC_RUN_ID": "x",
@@ -294,7 +294,7 @@ def ranks_of(number):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 128])
 @pytest.mark.parametrize("number", [2, 3, 4])
-def test_weighted_parts_average_to_the_whole(rows, number):
+def test_weighted_shards_average_to_the_whole_batch(rows, number):
     losses = torch.randn(rows, dtype=torch.float64)
     parts = [rank.shard(torch.arange(rows)) for rank in ranks_of(number)]
     averaged = sum(losses[mine].mean() * weight for mine, weight in parts) / number
@@ -305,7 +305,7 @@ def test_weighted_parts_average_to_the_whole(rows, number):
     assert torch.equal(Ranks().shard(torch.arange(rows))[0], torch.arange(rows))
 
 
-def test_a_line_search_is_refused_before_any_other_rank_knows_of_it(tmp_path):
+def test_a_line_search_is_refused_before_other_ranks_start(tmp_path):
     run = folder_of(Store(tmp_path), make_spec("armijo", "digits"))
     engine = TorchrunEngine(ranks_of(2)[0], WorkerConfig())
     assert list(engine.process([run])) == [run]

@@ -1,4 +1,4 @@
-"""The two ways in which a step is computed on the CPU."""
+"""Fixtures for the two implementations of a step on the CPU."""
 
 import pytest
 

@@ -1,6 +1,8 @@
-"""What the ranks do. Started by torchrun: ranks.py FOLDER SCENARIO..., each scenario in turn, its result saved by every rank.
+"""What the ranks do. Started by torchrun: ranks.py FOLDER SCENARIO...
 
-The problem is here too, for the single process with which the ranks are compared: a rank works on its rows of each mini-batch.
+The scenarios run one after another, and every rank saves its results. Each rank works on its rows
+of every mini-batch. The problem is defined here too, for the single process that the ranks are
+compared with.
 """
 
 import contextlib
@@ -26,12 +28,12 @@ from steptuned import ArmijoGD, StepTuned, StepTunedGD, StepTunedSGD
 
 ROWS = 16
 STEEP = 5.0
-"""The loss is so much steeper, for gamma to move; more, or longer steps, and the way would be chaotic."""
+"""Makes the loss steeper, so that gamma changes. With more, the trajectory would be chaotic."""
 OPTIONS = {"lr": 0.1, "nu": 2.5, "bounds": (0.02, 10.0), "decay_every": 5}
 
 
 class Network(nn.Sequential):
-    """Layers of sizes that neither 2 nor 4 divides beside such that both do."""
+    """Layers of sizes that 2 and 4 divide, and of sizes that they do not."""
 
     def __init__(self, sizes=(6, 8, 7, 3), dtype=torch.float64):
         torch.manual_seed(3)
@@ -69,7 +71,7 @@ def back_propagate(model, k, part=None, between=lambda: None, **kind):
 
 
 def theta(model):
-    """The point, whole on every rank."""
+    """The full parameters, on every rank."""
     with torch.no_grad():
         return torch.cat(
             [
@@ -80,7 +82,7 @@ def theta(model):
 
 
 def walk(model, opt, iterations, part=None, between=lambda: None, start=0, **kind):
-    """Passes by hand. Returns points, gammas and how many collectives each half of each iteration made."""
+    """Passes by hand. Returns points, gammas and the number of collectives in each half step."""
     found = {"theta": [], "gamma": [], "curvature": [], "collectives": []}
     for k in range(start, start + iterations):
         counts = []
@@ -98,7 +100,10 @@ def walk(model, opt, iterations, part=None, between=lambda: None, start=0, **kin
 
 
 def averaged(tensors, group=None):
-    """Called between backward and the optimizer: what DDP would do, for parameters that no wrapper looks after."""
+    """Returns a function that averages the gradients, as DDP does, for unwrapped parameters.
+
+    It is called between the backward pass and the optimizer.
+    """
     tensors = list(tensors)
 
     def average():
@@ -190,7 +195,10 @@ def fsdp_replicated(folder):
 
 
 def fsdp_mixed(folder):
-    """One layer on a mesh of all ranks, one on a group of them and copied between the groups, one not sharded at all."""
+    """Three layers: on a mesh of all ranks, on a group of ranks, and not sharded.
+
+    The second is replicated between the groups.
+    """
     model, mesh = Network(), square()
     fully_shard(model[0], mesh=line())
     fully_shard(model[2], mesh=mesh["shard"])
@@ -233,7 +241,10 @@ def fsdp_holes(folder):
 
 
 def scaled(model, part=None):
-    """fp16's way, with an overflow in the second pass of iteration 3, in rows of which only some rank has any."""
+    """Training with a GradScaler, which overflows in the second pass of iteration 3.
+
+    Only some ranks have the rows that overflow.
+    """
     opt, scaler = make_optimizer(model), torch.amp.GradScaler("cpu", init_scale=1024.0)
     found = {"theta": [], "gamma": [], "scale": []}
     for k in range(8):
@@ -263,7 +274,7 @@ def tensor_parallel(model, mesh):
 
 
 def tensor(folder):
-    """Every rank has all rows, and a part of the first two layers; the last is whole on every rank."""
+    """Every rank has all rows, a shard of the first two layers, and the whole last layer."""
     model = tensor_parallel(Network((6, 8, 8, 3)), line())
     return walk(model, make_optimizer(model), 15, part=(0, 1))
 
@@ -342,7 +353,7 @@ def pair(model, options):
 
 
 def advance(model, opt, k, passes):
-    """So many passes from mini-batch k, whose first pass may be done. Returns the next k."""
+    """Make some passes from mini-batch k, whose first pass may be done. Returns the next k."""
     for _ in range(passes):
         opt.zero_grad()
         back_propagate(model, k)
@@ -406,7 +417,7 @@ def resumed(folder):
 
 
 def killed(folder):
-    """Begins or goes on; a rank kills itself in the middle of a backward unless it was killed before."""
+    """Start or resume. A rank kills itself during a backward pass, unless it did so before."""
     model = sharded(Network(), line())
     opt = make_optimizer(model)
     saved = sorted(folder.glob("saved-*"))
@@ -426,7 +437,7 @@ def killed(folder):
 
 
 def refusals(folder):
-    """Each case's sentence."""
+    """The error message of each case."""
     from torch.distributed.optim import (
         ZeroRedundancyOptimizer,
     )  # here, because it warns of itself when it is imported
@@ -439,7 +450,7 @@ def refusals(folder):
         return "nothing"
 
     def half_scaled():
-        """Of two parameters the first, whose mesh a scaler asks, is whole on every rank."""
+        """The first of two parameters, whose mesh a scaler uses, is not sharded."""
         kinds = [Replicate()], [Shard(0)]
         params = [nn.Parameter(distribute_tensor(torch.ones(4), line(), kind)) for kind in kinds]
         for p in params:

@@ -270,7 +270,7 @@ def test_gradients_unscaled_for_the_wrong_half_are_refused_before_anything_moves
 
 
 @pytest.mark.parametrize("road", [by_hand_then_scaler, scaler_then_by_hand])
-def test_passes_that_came_by_different_roads_are_refused(road):
+def test_passes_with_different_scaling_modes_are_refused(road):
     model, opt = setup()
     scaler = make_scaler()
     (x, y), *_ = data(1)
@@ -281,7 +281,7 @@ def test_passes_that_came_by_different_roads_are_refused(road):
     assert opt.stats().iterations == 1
 
 
-def test_unscaling_both_passes_by_hand_through_the_scaler_is_right():
+def test_unscaling_both_passes_by_hand_through_the_scaler_is_correct():
     model, opt = setup()
     other_model, other = setup()
     scaler, other_scaler = make_scaler(), make_scaler()

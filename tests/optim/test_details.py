@@ -1,4 +1,7 @@
-"""Details that no other test would miss: each of these was seen to fail when one line of the code was changed."""
+"""Details that no other test covers.
+
+Each of these tests was seen to fail when one line of the code was changed.
+"""
 
 import copy
 import math
@@ -31,7 +34,7 @@ from test_twins import close, follow, twin_options
 pytestmark = pytest.mark.usefixtures("path")
 
 
-def test_layouts_that_change_between_the_passes(monkeypatch):
+def test_memory_layouts_may_change_between_the_passes(monkeypatch):
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1)
     for options in ({}, {"weight_decay": 0.01}):
         runs = []
@@ -83,7 +86,7 @@ def test_dtypes_may_be_mixed_in_one_group(dtypes):
     assert same(run(False), run(True))
 
 
-def test_a_bucket_is_on_one_device():
+def test_a_bucket_has_one_device():
     params = [torch.ones(3, requires_grad=True), torch.ones(3, device="meta", requires_grad=True)]
     for p in params:
         p.grad = torch.ones_like(p)
@@ -92,7 +95,7 @@ def test_a_bucket_is_on_one_device():
 
 
 @pytest.mark.usefixtures("torch_path")
-def test_foreach_false_is_one_after_the_other_and_full_bounds_lists(monkeypatch):
+def test_foreach_false_works_tensor_by_tensor_and_full_limits_lists(monkeypatch):
     sizes = []
     first_pass = flat.first_pass
     monkeypatch.setattr(
@@ -115,7 +118,7 @@ def test_foreach_false_is_one_after_the_other_and_full_bounds_lists(monkeypatch)
 
 
 @pytest.mark.parametrize("full", [1, 7, 10])
-def test_lists_worked_on_in_parts_give_the_same(full, monkeypatch):
+def test_lists_processed_in_parts_give_the_same(full, monkeypatch):
     monkeypatch.setattr("steptuned.optim.bucket.FULL", full)
     params = [test_layout.tensor(part) for part in np.split(test_layout.START, [3, 8, 15, 20])]
     test_layout.assert_follows_the_twin(params, StepTunedSGD(params, **test_layout.OPTIONS))
@@ -125,14 +128,14 @@ class Sub(torch.Tensor):
     pass
 
 
-def test_a_subclass_is_not_worked_on_in_flat_memory():
+def test_tensor_subclasses_are_not_processed_in_flat_memory():
     p = torch.ones(1 << 16).as_subclass(Sub)
     assert not bucket.fits_chunks(p, torch.ones(1 << 16), {})
     assert bucket.fits_chunks(torch.ones(1 << 16), torch.ones(1 << 16), {})
 
 
 @pytest.mark.parametrize("grad_dtype", [torch.float64, torch.bfloat16])
-def test_gradients_of_another_dtype(grad_dtype, monkeypatch):
+def test_gradients_may_have_another_dtype(grad_dtype, monkeypatch):
     runs = []
     for large in (1, 1 << 30):
         monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
@@ -169,7 +172,7 @@ def test_devices_are_recorded_and_replayed(monkeypatch):
     assert set(noise.state_dict()) == {"cpu", "cuda:0", "cuda:1"}
 
 
-def test_without_an_optimizer_the_current_accelerator(monkeypatch):
+def test_replay_without_an_optimizer_uses_the_current_accelerator(monkeypatch):
     fake = FakeModule()
     fake.states = {"cuda:3": torch.tensor([1])}
     monkeypatch.setattr(torch, "get_device_module", lambda device: fake)
@@ -238,7 +241,7 @@ def test_an_overflow_leaves_the_G_of_a_parameter_without_gradient(overflow):
     assert same(opt.state[unused]["G"], G)
 
 
-def test_large_tensors_under_a_scaler(monkeypatch):
+def test_large_tensors_work_under_a_scaler(monkeypatch):
     runs = []
     for large in (1 << 30, 1):
         monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
@@ -285,7 +288,7 @@ def test_unscaling_changes_no_gradient():
         },
     ],
 )
-def test_clipping_in_chunks(options, monkeypatch):
+def test_clipping_works_in_chunks(options, monkeypatch):
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1)
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
     problem = Regression()
@@ -372,7 +375,7 @@ def test_the_displacement_itself_is_not_rounded():
 
 @pytest.mark.parametrize("size", [10, 1 << 16])
 @pytest.mark.parametrize("kind", ["view of all", "slice without a base"])
-def test_a_gradient_in_memory_of_someone_else_is_copied(size, kind):
+def test_a_gradient_in_shared_memory_is_copied(size, kind):
     theta = torch.ones(size, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1, beta=0.0)
     buffer = torch.ones(size if kind == "view of all" else size + 5)
@@ -437,7 +440,7 @@ def test_neither_saving_nor_loading_fills_memory():
     assert opt.state[theta]["g0"] is None
 
 
-def test_pre_hooks_of_loading_are_heard_and_none_is_left():
+def test_load_pre_hooks_run_and_none_is_left_behind():
     theta = torch.ones(10, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1)
     for i in opt.passes():
@@ -456,7 +459,7 @@ def test_pre_hooks_of_loading_are_heard_and_none_is_left():
     assert not opt._optimizer_load_state_dict_pre_hooks
 
 
-def test_a_tensor_lr_is_not_looked_at():
+def test_a_tensor_lr_is_not_read():
     theta = torch.empty(3, device="meta", requires_grad=True)
     opt = StepTunedSGD([theta], lr=torch.empty((), device="meta"))
     for half in (True, False):
@@ -490,7 +493,7 @@ def test_a_change_from_one_bound_to_the_other_begins_a_new_streak(monkeypatch):
         assert opt.param_groups[0]["streak"] == streak
 
 
-def test_bounds_that_are_one_number_are_meant(monkeypatch):
+def test_equal_bounds_give_no_warning(monkeypatch):
     monkeypatch.setattr(notices, "STUCK", 5)
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1, nu=1.0, bounds=(1.0, 1.0))
@@ -510,7 +513,7 @@ def test_curvature_is_a_snapshot():
     assert not math.isnan(opt.curvature)
 
 
-def test_stats_before_the_first_iteration():
+def test_stats_exist_before_the_first_iteration():
     assert StepTunedSGD([torch.ones(2, requires_grad=True)]).stats()[:5] == (0, 0.0, 0.0, 0.0, 0)
 
 
@@ -546,12 +549,12 @@ def test_options_of_gamma_must_agree(name, value):
 
 
 @pytest.mark.parametrize("name", ["lr", "nu", "weight_decay", "decay_every", "max_grad_norm"])
-def test_a_bool_is_no_number(name):
+def test_a_bool_is_not_accepted_as_a_number(name):
     with pytest.raises(ValueError, match=f"^{name} must be .*got True"):
         StepTunedSGD([torch.ones(2, requires_grad=True)], **{name: True})
 
 
-def test_barzilai_borwein_where_the_curvature_is_negative():
+def test_barzilai_borwein_handles_negative_curvature():
     problem = Regression(n=100, p=5, seed=8)
     theta = torch.tensor(problem.start, requires_grad=True)
     opt = BarzilaiBorweinGD([theta], lr=0.02)
@@ -572,7 +575,7 @@ def test_barzilai_borwein_where_the_curvature_is_negative():
     assert any(c > 0 for c in curvatures)
 
 
-def test_zero_curvature_takes_the_last_step_again():
+def test_zero_curvature_repeats_the_last_step():
     theta = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
     opt = BarzilaiBorweinGD([theta], lr=0.1)
     for g in ([1.0, 1.0], [0.5, 0.5], [0.5, 0.5]):
@@ -629,8 +632,11 @@ def test_armijo_groups_have_their_own_lr():
 
 
 @pytest.mark.parametrize("cls", [StepTunedGD, BarzilaiBorweinGD, StochasticGV])
-def test_companions_with_groups_kept_gradients_and_a_parameter_without(cls):
-    """Two groups of different lr are a vector alpha; zero_grad may keep the tensors; no gradient is a zero gradient."""
+def test_companions_handle_groups_kept_gradients_and_missing_gradients(cls):
+    """Groups with different lr are a vector alpha in the twin.
+
+    zero_grad may keep the tensors, and a missing gradient counts as zero.
+    """
     alpha = np.repeat([0.1, 0.03, 0.05], 2)
     start = np.array([1.0, -0.5, 2.0, 0.3, 5.0, 5.0])
 
@@ -692,7 +698,7 @@ def test_companions_return_the_loss():
     assert opt.step(closure).item() == 2.0
 
 
-def test_a_parameter_that_joins_late():
+def test_a_parameter_may_get_its_first_gradient_late():
     a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     opt = StepTunedGD([a], lr=0.1)
     a.grad = a.detach().clone()
@@ -704,7 +710,7 @@ def test_a_parameter_that_joins_late():
     torch.testing.assert_close(b.detach(), torch.full((2,), 0.9))
 
 
-def test_armijo_with_gradients_that_are_kept():
+def test_armijo_works_with_kept_gradients():
     theta = torch.tensor([1.0, -2.0], requires_grad=True)
     opt = ArmijoGD([theta], lr=3.0)
 

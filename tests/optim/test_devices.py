@@ -1,4 +1,4 @@
-"""No synchronisation in a step, one graph a pass, any scheduler, any kind of lr."""
+"""No synchronisation in a step, one graph per pass, any scheduler, any kind of lr."""
 
 import contextlib
 import functools
@@ -26,8 +26,11 @@ from steptuned.optim import flat
     ],
 )
 @pytest.mark.parametrize("scaled", [False, True])
-def test_no_step_looks_at_a_value_of_the_device(options, scaled):
-    """Tensors of the meta device have no values: any look at one, which would wait for an accelerator, is an error there."""
+def test_no_step_reads_a_value_from_the_device(options, scaled):
+    """Meta tensors have no values, so reading one is an error.
+
+    On an accelerator, the same read would wait for the device.
+    """
     model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 2)).to("meta")
     opt = StepTunedSGD(model.parameters(), **options)
     assert opt.param_groups[0]["gamma"].device.type == "meta"
@@ -118,7 +121,7 @@ def test_each_pass_compiles_to_one_full_graph_and_never_again(options, monkeypat
 
 
 def test_a_compiled_step_gives_the_same():
-    """torch.compile(opt.step), as users of torch.optim write it, is harmless: it runs as it is."""
+    """torch.compile(opt.step), as users of torch.optim write it, is harmless: it runs eagerly."""
     torch._dynamo.reset()
     model, opt = make()
     expected = train(model, opt)
@@ -182,7 +185,7 @@ def by_hand(model, opt, x):
 
 
 def compiled_run(step, what, make_layer, backend="aot_eager"):
-    """Parameters after some iterations with dropout or statistics, and how many graphs were compiled."""
+    """Parameters after some iterations with dropout or BatchNorm, and the number of graphs."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 9), make_layer(), nn.Linear(9, 2)).double()
@@ -204,10 +207,8 @@ GRAPHS = {
     ("model", by_passes): 1,
     ("model", by_closure): 1,
     ("model", by_hand): 1,
-    (
-        "step",
-        by_passes,
-    ): 0,  # torch.compile skips a function with such a loop, and nn.Sequential's forward is not the user's
+    # torch.compile skips a function with such a loop, and nn.Sequential's forward is not user code.
+    ("step", by_passes): 0,
     ("step", by_closure): 1,
     ("step", by_hand): 2,
 }
@@ -220,7 +221,7 @@ GRAPHS = {
     ("what", "step"), GRAPHS, ids=[f"{what} {step.__name__}" for what, step in GRAPHS]
 )
 def test_what_is_compiled_and_that_it_changes_nothing(what, step):
-    """The table of docs/recipes/training.md, with dropout: the masks of compiled code are replayed too."""
+    """The table of docs/recipes/training.md, with dropout: compiled code replays its masks too."""
     expected, _ = compiled_run(step, "nothing", lambda: nn.Dropout(0.3))
     skipped = (what, step) == ("step", by_passes)
     with (
@@ -308,7 +309,7 @@ SCHEDULERS = {
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_every_scheduler_of_torch_drives_the_step(name, as_tensor):
-    """Each first half step has the length that the scheduler's lr of the moment asks for, as for SGD with the same one."""
+    """Each first half step uses the scheduler's current lr, as SGD with the same scheduler does."""
     theta, twin = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
 
     def lr():
@@ -367,7 +368,7 @@ def test_an_lr_changed_between_the_passes_counts_from_the_next_iteration():
 
 
 def test_an_lr_that_falls_quickly_drives_gamma_to_its_lower_bound():
-    """Known and documented: G remembers the larger steps."""
+    """A documented caveat: G remembers the larger steps."""
     theta = torch.ones(4, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.01, decay_every=None, bounds=(0.1, 10.0))
     gammas = []

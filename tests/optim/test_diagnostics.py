@@ -1,4 +1,4 @@
-"""What the optimizer says: of a run, and of arguments that are not valid."""
+"""Diagnostics of a run, and error messages for invalid arguments."""
 
 import math
 import warnings
@@ -88,15 +88,14 @@ def test_effective_lr_is_the_step_of_each_group_in_the_last_iteration():
     [
         (
             100.0,
-            r"lower bound 0\.5 for \d+ iterations.*step 0\.5 x lr.*bounds=\(0\.0\d+, 0\.0\d+\), and divide lr by 0\.0",
+            r"lower bound 0\.5 for \d+ iterations.*step 0\.5 x lr.*"
+            r"bounds=\(0\.0\d+, 0\.0\d+\), and divide lr by 0\.0",
         ),
         (1e-3, r"upper bound 2\.0 for \d+ iterations.*step 2 x lr.*bounds=\(5\.\de\+02, 2e\+03\)"),
         (-1.0, r"upper bound 2\.0 for \d+ iterations.*mostly not positive.*lower nu"),
     ],
 )
-def test_gamma_stuck_at_a_bound_is_warned_about_once_with_the_knob_to_turn(
-    curvature, message, monkeypatch
-):
+def test_gamma_stuck_at_a_bound_warns_once_and_says_what_to_change(curvature, message, monkeypatch):
     monkeypatch.setattr(notices, "STUCK", 20)
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-6)
@@ -111,7 +110,7 @@ def test_gamma_stuck_at_a_bound_is_warned_about_once_with_the_knob_to_turn(
         opt.stats()
 
 
-def test_where_a_step_may_not_look_the_warning_comes_when_stats_are_read(monkeypatch):
+def test_on_devices_the_warning_comes_when_stats_are_read(monkeypatch):
     monkeypatch.setattr(notices, "STUCK", 20)
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-6)
@@ -122,7 +121,7 @@ def test_where_a_step_may_not_look_the_warning_comes_when_stats_are_read(monkeyp
         opt.stats()
 
 
-def test_gamma_that_leaves_a_bound_now_and_then_is_not_stuck(monkeypatch):
+def test_gamma_that_sometimes_leaves_a_bound_is_not_stuck(monkeypatch):
     monkeypatch.setattr(notices, "STUCK", 5)
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-3, beta=0.0)
@@ -163,7 +162,7 @@ BAD = {
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in GOOD.items() for value in values]
 )
-def test_valid_arguments_are_taken(name, value):
+def test_valid_arguments_are_accepted(name, value):
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], **{name: value})
     assert name in opt.param_groups[0]
@@ -174,7 +173,7 @@ def test_valid_arguments_are_taken(name, value):
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
 )
-def test_arguments_that_are_not_valid_are_named_with_value_and_range(name, value):
+def test_invalid_arguments_are_reported_with_value_and_range(name, value):
     with pytest.raises(ValueError, match=f"^{name} must be .*, got ") as error:
         StepTunedSGD([torch.ones(2, requires_grad=True)], **{name: value})
     assert str(error.value).endswith(repr(value))
@@ -231,7 +230,7 @@ def test_a_companion_refuses_a_group_whose_shared_options_differ():
 
 
 @pytest.mark.parametrize("cls", [StepTunedGD, StochasticGV, ExactGV, ExpectedGV])
-def test_a_companion_takes_a_group_added_later(cls):
+def test_a_companion_accepts_a_group_added_later(cls):
     a, b = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
     params = [a]
     ask = (lambda: [p.detach() for p in params],) if cls in (ExactGV, ExpectedGV) else ()
@@ -259,7 +258,7 @@ def test_one_gradient_that_is_not_finite_does_not_poison_a_companion():
     assert torch.isfinite(opt.gamma)
 
 
-def test_armijo_puts_the_parameters_back_when_a_trial_fails():
+def test_armijo_restores_the_parameters_if_a_trial_fails():
     theta = torch.tensor([1.0, 2.0], requires_grad=True)
     opt = ArmijoGD([theta], lr=10.0)
 
@@ -277,7 +276,7 @@ def test_armijo_puts_the_parameters_back_when_a_trial_fails():
     assert theta.tolist() == [1.0, 2.0]
 
 
-def test_a_vector_of_the_wrong_shape_is_named():
+def test_a_vector_of_the_wrong_shape_is_reported():
     theta = torch.ones(2, requires_grad=True)
     opt = ExactGV([theta], lambda: [torch.ones(3)])
     theta.grad = torch.ones(2)
@@ -285,7 +284,7 @@ def test_a_vector_of_the_wrong_shape_is_named():
         opt.step()
 
 
-def test_armijo_stays_where_no_trial_is_good_enough():
+def test_armijo_does_not_move_if_no_trial_is_good_enough():
     theta = torch.tensor([0.0, 1.0], requires_grad=True)
     opt = ArmijoGD([theta], lr=1.0, max_backtracks=3)
 

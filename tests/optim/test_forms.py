@@ -1,4 +1,7 @@
-"""The three forms: the same iterates, the same noise, one step an iteration, and pairs that cannot slip."""
+"""The three call forms give the same iterates with the same noise.
+
+One step is one iteration, and the passes of two mini-batches are never paired.
+"""
 
 import copy
 import re
@@ -159,7 +162,7 @@ def test_replay_leaves_the_random_stream_where_one_pass_leaves_it():
 
 
 def test_replay_remembers_every_device_of_the_parameters(monkeypatch):
-    """There is no accelerator here, so a device that only keeps books stands in for one."""
+    """Without an accelerator, a fake device that records its calls stands in for one."""
 
     class Books:
         state = torch.tensor([7], dtype=torch.uint8)
@@ -201,7 +204,7 @@ def test_replay_state_goes_through_a_checkpoint(tmp_path):
 
 @pytest.fixture
 def pending():
-    """A model and its optimizer after a half step, and the mini-batch of it."""
+    """A model and its optimizer after a half step, and the mini-batch of that step."""
     model = dropout_network().eval()
     opt = StepTunedSGD(model.parameters(), lr=0.1)
     (x, y), *_ = batches(1)
@@ -219,7 +222,7 @@ def refused(opt, model, message, act):
     assert same(after, before)
 
 
-def test_step_without_a_half_step_is_an_error_that_names_the_way_out():
+def test_step_without_a_half_step_is_an_error_with_a_solution():
     model = dropout_network()
     opt = StepTunedSGD(model.parameters(), lr=0.1)
     criterion(model, *batches(1)[0]).backward()
@@ -251,7 +254,7 @@ def test_an_iteration_without_any_gradient_does_nothing_and_is_counted():
 
 @pytest.mark.parametrize("which", ["first", "second"])
 @pytest.mark.parametrize("form", ["closure", "passes", "hand"])
-def test_gradients_in_only_one_pass_are_an_error_in_the_words_of_the_form(form, which):
+def test_gradients_in_only_one_pass_are_an_error_for_each_form(form, which):
     model = dropout_network()
     opt = StepTunedSGD(model.parameters(), lr=0.1)
     (x, y), *_ = batches(1)
@@ -287,13 +290,13 @@ def test_gradients_in_only_one_pass_are_an_error_in_the_words_of_the_form(form, 
     assert (opt.stats().iterations, opt.stats().skipped) == (1, 0)
 
 
-def test_two_half_steps_in_a_row_are_an_error_that_names_cancel(pending):
+def test_two_half_steps_in_a_row_are_an_error_that_mentions_cancel(pending):
     model, opt, x, y = pending
     criterion(model, x, y).backward()
     refused(opt, model, re.escape("opt.cancel()"), opt.half_step)
 
 
-def test_a_closure_while_a_half_step_is_pending_is_an_error_that_names_cancel(pending):
+def test_a_closure_while_a_half_step_is_pending_is_an_error_that_mentions_cancel(pending):
     model, opt, *_ = pending
     called = []
     refused(
@@ -305,7 +308,7 @@ def test_a_closure_while_a_half_step_is_pending_is_an_error_that_names_cancel(pe
     assert not called
 
 
-def test_passes_while_a_half_step_is_pending_is_an_error_that_names_cancel(pending):
+def test_passes_while_a_half_step_is_pending_are_an_error_that_mentions_cancel(pending):
     model, opt, x, y = pending
     refused(opt, model, re.escape("opt.cancel()"), lambda: with_passes(model, opt, x, y))
 
@@ -395,7 +398,7 @@ def test_a_closure_that_raises_leaves_nothing_pending(where):
 
 
 def test_an_early_exit_never_pairs_two_mini_batches():
-    """After an exit in the second pass, the next iteration is the one of an optimizer that begins there."""
+    """After an exit in the second pass, the next iteration is that of a new optimizer there."""
     (x, y), (x2, y2) = batches(2)
     model = dropout_network().double().eval()
     opt = StepTunedSGD(model.parameters(), lr=0.1, beta=0.0)

@@ -1,4 +1,7 @@
-"""The compiled kernel: the same as the torch path, for any number of threads, compiled safely by many processes at once."""
+"""The compiled kernel gives the results of the torch path, for any number of threads.
+
+Many processes can compile it at the same time.
+"""
 
 import copy
 import ctypes
@@ -39,7 +42,7 @@ OPTIONS = {
 
 @pytest.fixture
 def off(monkeypatch):
-    """Turn the kernel off by calling this."""
+    """A function that turns the kernel off."""
 
     def turn_off():
         monkeypatch.setenv("STEPTUNED_KERNEL", "off")
@@ -51,7 +54,7 @@ def off(monkeypatch):
 
 
 def run(options, iterations=6, dtype=torch.float64, shapes=SHAPES, groups=2):
-    """Everything an optimizer has after some iterations with made-up gradients of a bounded function."""
+    """The full state of an optimizer after some iterations with made-up, bounded gradients."""
     generator = torch.Generator().manual_seed(0)
 
     def new(shape):
@@ -110,7 +113,7 @@ def test_results_are_bit_identical_for_any_number_of_threads(dtype, monkeypatch)
         assert same(results[0], other)
 
 
-def test_a_process_made_by_fork_has_threads_of_its_own(monkeypatch):
+def test_a_forked_process_has_its_own_threads(monkeypatch):
     monkeypatch.setattr(kernel, "SHARE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     expected = run({})
@@ -187,7 +190,7 @@ def test_a_gradient_is_held_without_a_copy_and_saved_with_weight_decay_and_sign(
     assert opt.state[theta]["g0"].data_ptr() == g.data_ptr(), "saving changes nothing"
 
 
-def test_a_run_saved_between_the_passes_goes_on_bit_for_bit():
+def test_a_run_saved_between_the_passes_resumes_bit_for_bit():
     def iterate(theta, opt, halves):
         for i in halves:
             theta.grad = torch.tanh(theta.detach() - 0.01 * (i // 2))
@@ -218,7 +221,7 @@ def test_weight_decay_changed_between_the_passes_counts_for_the_second_only():
     torch.testing.assert_close(opt.state[theta]["G"].item(), 1.0)
 
 
-def test_autograd_notices_that_the_kernel_wrote_to_a_parameter():
+def test_autograd_detects_that_the_kernel_wrote_to_a_parameter():
     theta = torch.ones(3, requires_grad=True)
     loss = (theta**3).sum()
     opt = StepTunedSGD([theta], lr=0.1)
@@ -228,7 +231,7 @@ def test_autograd_notices_that_the_kernel_wrote_to_a_parameter():
         loss.backward()
 
 
-def test_a_measurement_that_overflows_leaves_nothing_in_G_of_its_unit_and_any_number_of_threads_agrees(
+def test_an_overflowing_measurement_does_not_spoil_G_for_any_number_of_threads(
     monkeypatch,
 ):
     monkeypatch.setattr(kernel, "SHARE", 1)
@@ -301,7 +304,10 @@ def test_eight_processes_that_start_at_once_leave_one_whole_file(tmp_path):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Load the kernel from a cache of its own: a function that says where the library lies and that it works."""
+    """A function that loads the kernel from a separate cache.
+
+    It returns the path of the library and checks that it works.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel.tempfile, "gettempdir", lambda: str(tmp_path))
 
@@ -317,7 +323,7 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one byte", "another library", "empty"])
-def test_a_damaged_or_foreign_file_is_rebuilt_and_never_loaded(
+def test_a_damaged_or_unknown_file_is_rebuilt_and_never_loaded(
     damage, tmp_path, cache, monkeypatch
 ):
     cache()
@@ -355,7 +361,7 @@ def test_a_second_start_compiles_nothing(cache, monkeypatch):
     assert commands == [("--version",)] * len(commands)
 
 
-def test_another_source_compiler_or_machine_is_another_file(tmp_path, cache, monkeypatch):
+def test_another_source_compiler_or_machine_uses_another_file(tmp_path, cache, monkeypatch):
     cache()
     before = libraries(tmp_path / "cache")
     monkeypatch.setattr(kernel.platform, "machine", lambda: "another")
@@ -363,7 +369,7 @@ def test_another_source_compiler_or_machine_is_another_file(tmp_path, cache, mon
     assert len(libraries(tmp_path / "cache")) == 2 * len(before)
 
 
-def test_a_cache_that_cannot_be_written_gives_way_to_a_temporary_folder(tmp_path, cache):
+def test_a_temporary_folder_replaces_a_cache_that_cannot_be_written(tmp_path, cache):
     (tmp_path / "cache").write_text("a file, where a folder should be")
     status = cache()
     assert status.active
@@ -409,7 +415,7 @@ def test_the_environment_turns_the_kernel_off_and_a_mistake_in_it_is_an_error(ca
         cache()
 
 
-def test_it_compiles_without_a_warning(tmp_path):
+def test_the_kernel_compiles_without_warnings(tmp_path):
     source = Path(kernel.__file__).with_name("kernel.c")
     for compiler in filter(shutil.which, ("gcc", "clang")):
         for real in kernel.REALS.values():

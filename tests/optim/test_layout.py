@@ -1,4 +1,4 @@
-"""How a vector is cut into tensors and groups, and how these lie in memory, must not matter."""
+"""The split of a vector into tensors and groups, and their memory layout, must not matter."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,10 @@ START = _rng.standard_normal(SIZE)
 
 
 def gradient(k, theta):
-    """Of the sum of phi(A_k theta - c_k), phi(t) = t^2 / (1 + t^2): as the paper's regression, with both signs of curvature."""
+    """The gradient of the sum of phi(A_k theta - c_k), with phi(t) = t^2 / (1 + t^2).
+
+    Like the paper's regression, it has curvature of both signs.
+    """
     t = MATRICES[k] @ theta - TARGETS[k]
     return MATRICES[k].T @ (2 * t / (1 + t**2) ** 2)
 
@@ -39,7 +42,10 @@ EXPECTED = expected()
 
 
 def assert_follows_the_twin(params, opt, order=None, start=0):
-    """Drive the optimizer with the hand-written gradient of the joined vector. ``order`` says where its elements are."""
+    """Drive the optimizer with the hand-written gradient of the joined vector.
+
+    ``order`` has the positions of the elements of ``params`` in that vector.
+    """
     order = np.arange(SIZE) if order is None else order
 
     def theta():
@@ -67,7 +73,7 @@ def tensor(values, shape=None):
     return torch.tensor(values).reshape(shape if shape is not None else (-1,)).requires_grad_()
 
 
-def test_the_twin_here_meets_both_signs_and_the_inside_of_the_bounds():
+def test_the_twin_has_both_signs_of_curvature_and_gammas_inside_the_bounds():
     gammas = np.array([gamma for _, _, gamma, *_ in EXPECTED])
     curvatures = np.array([curvature for *_, curvature in EXPECTED])
     assert (curvatures <= 0).any()
@@ -207,7 +213,10 @@ def test_a_group_added_later_begins_with_G_zero(large, monkeypatch):
 def test_a_parameter_without_a_gradient_in_a_pass_counts_as_dg_zero(
     large, weight_decay, monkeypatch
 ):
-    """In both passes: not moved, not decayed. In one: moved by that one only. Its part of G fades all the same."""
+    """Without both gradients, a parameter is neither moved nor decayed.
+
+    Without one of them, only the other pass moves it. Its part of G fades in either case.
+    """
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", large)
     rng = np.random.default_rng(3)
     theta = {name: rng.standard_normal(4) for name in "abcd"}
@@ -293,7 +302,10 @@ def test_gamma_stays_within_its_bounds(m, ratio, nu, beta, seed):
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**16), scale=st.floats(1e-3, 1e3))
 def test_gamma_does_not_depend_on_the_mini_batch_it_is_used_on(seed, scale):
-    """The gamma of iteration k is known before its mini-batch is: change that, and both half steps still have it."""
+    """The gamma of iteration k is known before its mini-batch.
+
+    With another mini-batch, both half steps still use the same gamma.
+    """
     generator = torch.Generator().manual_seed(seed)
     gradients = torch.randn(8, 2, 5, generator=generator, dtype=torch.float64)
     steps = []

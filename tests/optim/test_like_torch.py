@@ -1,4 +1,4 @@
-"""What torch asks of all its optimizers, from its own lists of inputs and errors where it ships them."""
+"""What torch tests for all its optimizers, with torch's own inputs and errors if available."""
 
 import copy
 import io
@@ -61,7 +61,7 @@ def closure_of(weight, bias, opt, scale=1.0):
 
 @pytest.mark.parametrize("error", ERRORS, ids=by_name)
 @pytest.mark.parametrize("cls", ALL, ids=by_name)
-def test_the_errors_of_all_optimizers(cls, error):
+def test_torchs_errors_for_all_optimizers_are_raised(cls, error):
     given = error.optimizer_error_input
     params = given.params if given.params is not None else [nn.Parameter(torch.randn(1, 1))]
     if issubclass(error.error_type, Warning):
@@ -70,13 +70,13 @@ def test_the_errors_of_all_optimizers(cls, error):
         return
     expected = (
         None if "lr" in given.kwargs else error.error_regex
-    )  # of lr we have a sentence of our own
+    )  # our error message for lr differs from torch's
     with pytest.raises(error.error_type, match=expected):
         cls(params, **given.kwargs)
 
 
 @pytest.mark.parametrize("given", INPUTS, ids=by_name)
-def test_a_loss_goes_down_or_up_as_it_is_told(given):
+def test_the_loss_decreases_or_increases_with_maximize(given):
     weight, bias, opt = make({**given.kwargs, "lr": given.kwargs.get("lr", 0.01)})
     closure = closure_of(weight, bias, opt)
     losses = [opt.step(closure).item() for _ in range(20)]
@@ -131,7 +131,7 @@ def test_a_state_dict_saved_with_weights_only_is_equal(given):
 
 
 @pytest.mark.parametrize("given", INPUTS, ids=by_name)
-def test_a_deep_copy_goes_on_alike(given):
+def test_a_deep_copy_continues_identically(given):
     weight, bias, opt = make(given.kwargs)
     opt.step(closure_of(weight, bias, opt))
     other = copy.deepcopy(opt)
@@ -228,7 +228,7 @@ def test_with_a_scheduler_the_loss_goes_down_and_effective_lr_follows(name):
     assert loss.item() < first
 
 
-def test_averaged_weights_with_batchnorm():
+def test_averaged_weights_work_with_batchnorm():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
     opt = StepTunedSGD(model.parameters(), lr=0.05)

@@ -1,4 +1,4 @@
-"""What real programs did: each test is a mistake or a wish that was found in one."""
+"""Mistakes and needs of real programs, one test for each."""
 
 import functools
 import gc
@@ -51,7 +51,7 @@ COMPANIONS = [StepTunedGD, BarzilaiBorweinGD, StochasticGV, ArmijoGD]
 
 
 @pytest.mark.parametrize("cls", [StepTunedSGD, *COMPANIONS])
-def test_complex_parameters_are_refused_by_all_at_once(cls):
+def test_all_optimizers_refuse_complex_parameters_at_construction(cls):
     z = torch.ones(3, dtype=torch.complex64, requires_grad=True)
     with pytest.raises(ValueError, match=f"{cls.__name__} does not support complex parameters"):
         cls([z])
@@ -62,7 +62,7 @@ def test_complex_parameters_are_refused_by_all_at_once(cls):
 
 @pytest.mark.parametrize("cls", [StepTunedSGD, *COMPANIONS])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_an_lr_of_one_element_means_the_number(cls, shape):
+def test_a_tensor_lr_of_one_element_means_that_number(cls, shape):
     ends = []
     for lr in (0.05, torch.full(shape, 0.05, dtype=torch.float64)):
         theta = torch.linspace(1, 2, 3, dtype=torch.float64).requires_grad_()
@@ -87,7 +87,7 @@ def test_an_lr_of_two_elements_is_refused(cls):
         cls([torch.ones(2, requires_grad=True)], lr=torch.tensor([0.1, 0.1]))
 
 
-def test_an_option_of_gamma_edited_in_one_group_is_noticed_at_the_next_iteration():
+def test_an_option_of_gamma_edited_in_one_group_is_detected_at_the_next_iteration():
     model, opt, x = simple()
     opt.add_param_group({"params": [torch.ones(2, requires_grad=True)]})
     iterate(model, opt, x)
@@ -105,7 +105,7 @@ def test_an_option_of_gamma_edited_in_one_group_is_noticed_at_the_next_iteration
 # ------------------------------------------------------------------------------------------ state
 
 
-def test_a_state_that_was_taken_away_begins_anew_like_reset():
+def test_a_removed_state_starts_over_like_reset():
     model, opt, x = simple()
     iterate(model, opt, x, 5)
     twin_model, twin, _ = simple()
@@ -119,7 +119,7 @@ def test_a_state_that_was_taken_away_begins_anew_like_reset():
         assert torch.equal(p, q)
 
 
-def test_reset_makes_the_optimizer_as_new_at_the_current_point():
+def test_reset_gives_a_new_optimizer_at_the_current_point():
     model, opt, x = simple(decay_every=1)
     iterate(model, opt, x, 5)
     body_of(model, opt, x)()
@@ -153,7 +153,7 @@ def test_a_model_cast_between_the_passes_is_refused_in_one_sentence():
             iterate(model, opt, x.to(dtype))
 
 
-def test_a_warm_up_from_zero_that_forgets_half_step_is_told_so():
+def test_a_warm_up_from_zero_without_half_step_is_reported():
     model, opt, x = simple(lr=0.0)
     body_of(model, opt, x)()
     with pytest.raises(RuntimeError, match="without a pending half step"):
@@ -196,7 +196,7 @@ def test_passes_kept_in_a_variable_end_with_their_block_or_with_close():
 
 @pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize("call", ["step", "half_step", "closure", "scaler"])
-def test_a_step_left_inside_passes_is_told_to_go(turn, call):
+def test_a_step_inside_passes_is_an_error_that_says_to_remove_it(turn, call):
     model, opt, x = simple()
     body = body_of(model, opt, x)
     calls = {
@@ -218,7 +218,7 @@ def test_a_step_left_inside_passes_is_told_to_go(turn, call):
     assert opt.stats().iterations == 1
 
 
-def test_a_backward_before_a_closure_is_noticed_once_and_a_usual_loop_is_not():
+def test_a_backward_before_a_closure_warns_once_and_a_usual_loop_does_not():
     model, opt, x = simple()
     body = body_of(model, opt, x)
     with warnings.catch_warnings():
@@ -268,7 +268,7 @@ def test_the_noise_of_both_passes_is_compared_by_hand():
         by_hand(rewind=False)  # said once
 
 
-def test_the_noise_is_not_compared_where_it_was_said_not_to():
+def test_the_noise_is_not_compared_if_replay_is_off():
     model, opt, x = simple(nn.Dropout(0.5), replay_rng=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -278,7 +278,7 @@ def test_the_noise_is_not_compared_where_it_was_said_not_to():
         opt.step()
 
 
-def test_pending_tells_where_the_iteration_is_and_half_is_an_old_name():
+def test_pending_shows_the_state_of_the_iteration_and_half_is_its_old_name():
     model, opt, x = simple()
     body_of(model, opt, x)()
     assert not opt.pending
@@ -290,7 +290,7 @@ def test_pending_tells_where_the_iteration_is_and_half_is_an_old_name():
     assert not opt.pending
 
 
-def test_replay_remembers_nothing_for_an_optimizer_that_wants_none():
+def test_replay_records_nothing_if_the_optimizer_does_not_need_it():
     _, opt, _ = simple(replay_rng=False)
     noise = steptuned.replay(opt)
     first = torch.rand(3)
@@ -301,14 +301,14 @@ def test_replay_remembers_nothing_for_an_optimizer_that_wants_none():
 # ---------------------------------------------------------------------------------------- schedules
 
 
-def test_by_default_lr_means_lr():
+def test_the_default_lr_is_not_decayed():
     model, opt, x = simple(bounds=(1.0, 1.0), nu=1.0)
     iterate(model, opt, x, 20)
     assert opt.param_groups[0]["effective_lr"].item() == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("decay_every", [None, 5])
-def test_a_scheduler_and_decay_every_together_are_warned_about_once(decay_every):
+def test_a_scheduler_with_decay_every_warns_once(decay_every):
     model, opt, x = simple(decay_every=decay_every)
     iterate(model, opt, x)
     scheduler = RobbinsMonroLR(opt)
@@ -428,7 +428,7 @@ def test_check_finds_a_data_loader_that_is_read_in_the_body():
     assert found.difference > 0.01
 
 
-def test_check_says_that_the_closure_forgot_to_back_propagate():
+def test_check_reports_a_closure_without_a_backward_pass():
     model, opt, x = simple()
     assert "made no gradients" in str(steptuned.check(opt, lambda: model(x).sum()))
 

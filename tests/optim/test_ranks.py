@@ -1,4 +1,4 @@
-"""Real ranks, started by torchrun on gloo, go the way of a single process on the joined mini-batches."""
+"""Ranks started by torchrun on gloo give the trajectory of one process on the joined batches."""
 
 import os
 import re
@@ -14,8 +14,9 @@ import ranks
 HERE = Path(__file__).parent
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 ON_TWO = (
-    "ddp ddp_with_views ddp_clipped accumulated fsdp fsdp_clipped fsdp_wide fsdp_low_precision fsdp_holes fsdp_scaled "
-    "tensor checkpointed refusals ddp_variants fsdp_variants fsdp_variants_resumed"
+    "ddp ddp_with_views ddp_clipped accumulated fsdp fsdp_clipped fsdp_wide fsdp_low_precision "
+    "fsdp_holes fsdp_scaled tensor checkpointed refusals ddp_variants fsdp_variants "
+    "fsdp_variants_resumed"
 )
 ON_FOUR = (
     "ddp fsdp fsdp_clipped fsdp_replicated fsdp_mixed fsdp_scaled tensor tensor_and_fsdp resumed"
@@ -39,7 +40,7 @@ def torchrun(number, *script):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Everything that 2 ranks do, then everything that 4 ranks do, some of it with the checkpoints of the 2."""
+    """All scenarios on 2 ranks, then all on 4, some of which load checkpoints of the 2 ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     for number, names in ((2, ON_TWO), (4, ON_FOUR)):
         done = torchrun(number, HERE / "ranks.py", folder, *names.split())
@@ -93,7 +94,7 @@ def test_the_problem_makes_gamma_move():
 @pytest.mark.parametrize(
     ("name", "number", "iterations"), [("ddp", 2, 200), ("ddp", 4, 200), ("ddp_with_views", 2, 20)]
 )
-def test_ddp_is_one_process_on_the_joined_mini_batch(results, name, number, iterations):
+def test_ddp_equals_one_process_on_the_joined_mini_batch(results, name, number, iterations):
     found = results(name, number)
     assert len(found[0]["theta"]) == iterations
     assert_same_way(found, alone(iterations))
@@ -105,19 +106,19 @@ def test_ddp_with_clipping_and_without_collectives_of_the_optimizer(results):
     assert all(counts == [0, 0] for counts in found[0]["collectives"])
 
 
-def test_accumulation_without_synchronisation_is_the_large_mini_batch(results):
+def test_accumulation_without_synchronisation_equals_the_large_mini_batch(results):
     assert_same_way(results("accumulated", 2), alone(10))
 
 
 @pytest.mark.parametrize(("name", "number"), [("fsdp", 2), ("fsdp", 4), ("fsdp_replicated", 4)])
-def test_fully_shard_is_one_process_with_one_collective_an_iteration(results, name, number):
+def test_fully_shard_equals_one_process_with_one_collective_per_iteration(results, name, number):
     found = results(name, number)
     assert_same_way(found, alone())
     assert all(counts == [0, 1] for counts in found[0]["collectives"])
 
 
 @pytest.mark.parametrize("number", [2, 4])
-def test_clipping_adds_one_collective_a_pass(results, number):
+def test_clipping_adds_one_collective_per_pass(results, number):
     found = results("fsdp_clipped", number)
     assert_same_way(found, alone(10, options={"max_grad_norm": 0.3}))
     assert all(counts == [1, 2] for counts in found[0]["collectives"])
@@ -129,12 +130,12 @@ def test_parameters_on_several_meshes_and_on_none(results):
     assert all(counts == [0, 2] for counts in found[0]["collectives"])
 
 
-def test_shards_worked_on_in_chunks(results):
+def test_shards_are_processed_in_chunks(results):
     assert_same_way(results("fsdp_wide", 2), alone(4, (300, 900, 3), {"lr": 0.02}, inputs=300))
 
 
 @pytest.mark.filterwarnings("ignore:parameters are torch.bfloat16")
-def test_shards_of_low_precision(results):
+def test_low_precision_shards(results):
     found = results("fsdp_low_precision", 2)
     assert_same_everywhere(found)
     expected = alone(10, network=ranks.Network(dtype=torch.bfloat16), dtype=torch.bfloat16)
@@ -142,12 +143,12 @@ def test_shards_of_low_precision(results):
     torch.testing.assert_close(found[0]["gamma"], expected["gamma"], rtol=1e-6, atol=0)
 
 
-def test_a_layer_that_takes_part_in_some_passes_only(results):
+def test_a_layer_that_is_used_in_some_passes_only(results):
     assert_same_way(results("fsdp_holes", 2), alone(12, network=ranks.WithExtra()))
 
 
 @pytest.mark.parametrize("number", [2, 4])
-def test_an_overflow_on_one_rank_is_one_on_all(results, number):
+def test_an_overflow_on_one_rank_is_an_overflow_on_all(results, number):
     found = results("fsdp_scaled", number)
     expected = ranks.scaled(ranks.Network())
     assert_same_way(found, expected)
@@ -163,7 +164,7 @@ def test_tensor_parallel_parameters(results, number):
 
 
 @pytest.mark.parametrize("name", ranks.VARIANTS)
-def test_a_variant_on_ranks_is_one_process(results, name):
+def test_a_variant_on_ranks_equals_one_process(results, name):
     expected = ranks.walk(*ranks.pair(ranks.Network(), ranks.VARIANTS[name]), 20)
     clips = "base" in ranks.VARIANTS[name]
     for kind, collectives in (("ddp", [0, 0]), ("fsdp", [clips, 1 + clips])):
@@ -177,7 +178,7 @@ def test_a_variant_on_ranks_is_one_process(results, name):
 
 @pytest.mark.parametrize("name", ranks.VARIANTS)
 @pytest.mark.parametrize("moment", [8, 11])
-def test_a_variant_on_ranks_goes_on_from_a_distributed_checkpoint(results, name, moment):
+def test_a_variant_on_ranks_resumes_from_a_distributed_checkpoint(results, name, moment):
     model, opt = ranks.pair(ranks.Network(), ranks.VARIANTS[name])
     ranks.advance(model, opt, 0, ranks.PASSES)
     found = [each[name, moment] for each in results("fsdp_variants_resumed", 2)]
@@ -185,7 +186,7 @@ def test_a_variant_on_ranks_goes_on_from_a_distributed_checkpoint(results, name,
 
 
 def test_tensor_parallel_and_fully_shard_together(results):
-    """The last layer is not tensor-parallel, so it lies on a mesh of its own."""
+    """The last layer is not tensor-parallel, so it is on a separate mesh."""
     found = results("tensor_and_fsdp", 4)
     assert_same_way(found, alone(sizes=(6, 8, 8, 3)))
     assert all(counts == [0, 2] for counts in found[0]["collectives"])
@@ -200,14 +201,14 @@ def straight():
 
 
 @pytest.mark.parametrize("begin", [8, 9])
-def test_a_checkpoint_of_two_ranks_goes_on_on_four(results, straight, begin):
+def test_a_checkpoint_of_two_ranks_resumes_on_four(results, straight, begin):
     assert_same_way(results("checkpointed", 2), straight)
     assert_same_way([found[begin] for found in results("resumed", 4)], straight)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("begin", [8, 9])
-def test_a_checkpoint_of_two_ranks_goes_on_on_one(results, straight, begin):
+def test_a_checkpoint_of_two_ranks_resumes_on_one(results, straight, begin):
     model = ranks.Network()
     opt = ranks.make_optimizer(model, lr=0.7)
     ranks.load(model, opt, results.folder / f"after-{begin}")
@@ -216,7 +217,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one(results, straight, begin):
     assert_same_way([{"theta": ranks.theta(model), "gamma": opt.gamma}], straight)
 
 
-def test_a_rank_that_dies_ends_the_others_and_a_restart_goes_on(tmp_path, straight):
+def test_a_dead_rank_ends_the_others_and_a_restart_resumes(tmp_path, straight):
     done = torchrun(2, HERE / "ranks.py", tmp_path, "killed")
     assert done.returncode == 1
     assert "Signal 9 (SIGKILL)" in done.stderr
@@ -231,7 +232,7 @@ def test_a_rank_that_dies_ends_the_others_and_a_restart_goes_on(tmp_path, straig
     )
 
 
-def test_without_torchrun_the_survivor_says_that_its_peer_is_gone(tmp_path):
+def test_without_torchrun_the_survivor_reports_that_its_peer_is_gone(tmp_path):
     """As on another node, where no agent sees the process that died."""
     environment = {
         **os.environ,
@@ -291,11 +292,13 @@ def test_what_is_not_supported_is_refused(results):
         assert "ValueError: this state_dict is sharded in another way" in said["and back"]
         assert (
             said["Algorithm 1"]
-            == "ValueError: StepTunedGD does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"
+            == "ValueError: StepTunedGD does not support sharded parameters (DTensor, FSDP2); "
+            "StepTunedSGD does"
         )
         assert (
             said["Armijo"]
-            == "ValueError: ArmijoGD does not support sharded parameters (DTensor, FSDP2); StepTunedSGD does"
+            == "ValueError: ArmijoGD does not support sharded parameters (DTensor, FSDP2); "
+            "StepTunedSGD does"
         )
         assert (
             "RuntimeError: a GradScaler sees an overflow only on the mesh of the first parameter"

@@ -1,4 +1,7 @@
-"""What goes wrong in real training: clipping, gradients that are not finite or change under our hands, zero displacement."""
+"""What goes wrong in real training.
+
+Clipping, gradients that are not finite or change in place, and zero displacement.
+"""
 
 import copy
 import gc
@@ -44,7 +47,8 @@ def test_max_grad_norm_clips_the_update_and_not_the_measurement():
         for a, b in pairwise(points):
             assert (b - a).norm() <= 0.1 * gamma * 0.3 * (1 + 1e-12)
     assert (H @ points[0]).norm() > 0.3, "clipping was at work to the end"
-    # Along one direction of a quadratic gamma is the inverse of the curvature, however short the steps were.
+    # Along one direction of a quadratic, gamma is the inverse of the curvature, however short the
+    # steps were.
     d = points[1] - points[0]
     H1, theta1 = quadratic()
     single = StepTunedSGD([theta1], lr=0.1, beta=0.0, max_grad_norm=0.3, bounds=(1e-6, 1e6))
@@ -56,7 +60,7 @@ def test_max_grad_norm_clips_the_update_and_not_the_measurement():
 
 
 def test_clipping_outside_each_pass_breaks_the_measurement():
-    """Why max_grad_norm exists: two gradients clipped to the same length differ by direction only."""
+    """Two gradients clipped to the same length differ in direction only: hence max_grad_norm."""
     H, theta = quadratic()
     start = theta.detach().clone()
     opt = StepTunedSGD([theta], lr=0.1, beta=0.0, bounds=(1e-6, 1e6))
@@ -145,7 +149,7 @@ def test_one_gradient_that_is_not_finite_does_not_poison_what_follows(bad, where
     ids=["beside an infinite one", "whose square overflows"],
 )
 def test_a_measurement_that_is_ignored_leaves_nothing_in_G(how, spike, monkeypatch):
-    """Also not the huge, finite part of it, which would rule G for hundreds of iterations."""
+    """Nor does its huge but finite part, which would dominate G for hundreds of iterations."""
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1 if how == "in chunks" else 1 << 30)
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1, beta=0.9)
@@ -169,7 +173,7 @@ def test_a_displacement_too_long_to_be_squared_is_ignored():
 
 @pytest.mark.parametrize("how", ["lists", "in chunks"])
 @pytest.mark.parametrize("cause", ["lr 0", "zero gradient"])
-def test_a_zero_displacement_is_no_division_by_zero(how, cause, monkeypatch):
+def test_a_zero_displacement_does_not_divide_by_zero(how, cause, monkeypatch):
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1 if how == "in chunks" else 1 << 30)
     H, theta = quadratic()
     before = theta.detach().clone()
@@ -227,7 +231,7 @@ def test_zero_grad_that_keeps_the_tensors_is_safe(weight_decay):
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_a_zero_grad_forgotten_between_the_passes_does_no_harm(weight_decay):
+def test_a_missing_zero_grad_between_the_passes_is_harmless(weight_decay):
     model = network()
     opt = StepTunedSGD(model.parameters(), lr=0.05, weight_decay=weight_decay)
     for k in range(4):
@@ -261,7 +265,7 @@ def test_gradients_that_are_views_of_ddp_buckets_are_safe(process_group, weight_
 
 
 @pytest.mark.parametrize("size", [10, 1 << 16])
-def test_a_first_gradient_written_over_in_place_is_noticed(size):
+def test_a_first_gradient_overwritten_in_place_is_detected(size):
     theta = torch.ones(size, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1)
     theta.grad = mine = torch.ones(size)
@@ -334,7 +338,7 @@ def test_an_error_in_the_middle_of_a_pass_leaves_nothing_pending_and_pairs_nothi
     assert opt.state[a]["G"].tolist() == [0.0, 0.0] if a in opt.state else True
 
 
-def test_an_optimizer_that_is_dropped_is_gone_at_once():
+def test_a_deleted_optimizer_is_freed_at_once():
     theta = torch.ones(2, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1)
     there = weakref.ref(opt)
@@ -367,7 +371,7 @@ def test_the_values_of_a_gradient_are_never_changed(options, size):
 
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}])
 @pytest.mark.parametrize("size", [10, 1 << 16])
-def test_in_memory_there_is_G_and_g0_only_while_a_half_step_is_pending(options, size):
+def test_memory_holds_G_and_while_a_half_step_is_pending_g0(options, size):
     theta = torch.ones(size, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1, **options)
     assert not opt.state, "the state is lazy"
@@ -380,7 +384,7 @@ def test_in_memory_there_is_G_and_g0_only_while_a_half_step_is_pending(options, 
     assert [name for name, v in opt.state[theta].items() if isinstance(v, torch.Tensor)] == ["G"]
 
 
-def test_g0_is_held_by_reference_where_that_is_safe():
+def test_g0_is_held_by_reference_if_that_is_safe():
     theta = torch.ones(1 << 16, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1)
     theta.grad = g = torch.ones(1 << 16)

@@ -1,4 +1,4 @@
-"""Checkpoints: at any moment, also between the passes, and the run goes on bit for bit."""
+"""Checkpoints at any moment, even between the passes: the run resumes bit for bit."""
 
 import copy
 import io
@@ -129,7 +129,7 @@ WAYS = {
 @pytest.mark.parametrize("moment", [6, 7], ids=["at a boundary", "between the passes"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.1}])
-def test_a_checkpoint_goes_on_bit_for_bit(way, moment, dtype, options, tmp_path):
+def test_a_checkpoint_resumes_bit_for_bit(way, moment, dtype, options, tmp_path):
     straight = make(dtype, **options)
     passes(*straight, 0, 16)
 
@@ -282,7 +282,7 @@ def test_an_older_state_without_an_option_takes_the_default():
     assert other.param_groups[0]["replay_rng"] is True
 
 
-def test_a_checkpoint_from_before_raw_gamma_goes_on_with_the_same_numbers():
+def test_a_checkpoint_from_before_raw_gamma_resumes_with_the_same_numbers():
     torch.manual_seed(0)
     start = torch.randn(4, dtype=torch.float64)
 
@@ -316,7 +316,7 @@ def test_a_checkpoint_from_before_raw_gamma_goes_on_with_the_same_numbers():
     )
 
 
-def test_a_model_made_double_in_mid_run_goes_on():
+def test_a_model_converted_to_double_during_a_run_continues():
     model, opt = make()
     passes(model, opt, 0, 4)
     model.double()
@@ -354,7 +354,7 @@ def full_gradient(theta, target):
     ["StepTunedGD", "BarzilaiBorweinGD", "ArmijoGD", "StochasticGV", "ExactGV", "ExpectedGV"],
 )
 @pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
-def test_a_companion_goes_on_bit_for_bit(name, way):
+def test_a_companion_resumes_bit_for_bit(name, way):
     def make_one():
         theta = torch.linspace(-1, 2, 6, dtype=torch.float64).requires_grad_()
         classes = {c.__name__: c for c in (StepTunedGD, BarzilaiBorweinGD, ArmijoGD, StochasticGV)}

@@ -1,4 +1,7 @@
-"""StepTuned: any torch optimizer with a tuned step, against its twin, in every call form, with every checkpoint."""
+"""StepTuned: any torch optimizer with a tuned step, against its twin.
+
+In every call form, and resumed from a checkpoint after any pass.
+"""
 
 import copy
 from itertools import islice
@@ -105,7 +108,7 @@ def twin_of(problem, base, tuning, **more):
 
 @pytest.mark.parametrize("tuning", TUNING)
 @pytest.mark.parametrize("base", BASES)
-def test_a_tuned_base_is_its_twin(base, tuning):
+def test_a_tuned_base_matches_its_twin(base, tuning):
     problem, params = network()
     cls, options, _, _ = BASES[base]
     opt = StepTuned(cls(params, **options), **TUNING[tuning])
@@ -120,7 +123,7 @@ def test_a_tuned_base_is_its_twin(base, tuning):
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("base", ["momentum", "nesterov", "Adam", "AdamW"])
-def test_foreach_and_fused_bases_are_the_same_twin(base, how):
+def test_foreach_and_fused_bases_match_the_same_twin(base, how):
     """torch's foreach SGD with nesterov writes into the gradients that it is given."""
     problem, params = network()
     cls, options, _, _ = BASES[base]
@@ -131,7 +134,7 @@ def test_foreach_and_fused_bases_are_the_same_twin(base, how):
 
 @pytest.mark.parametrize("per_group", [False, True])
 @pytest.mark.parametrize("base", ["momentum", "AdamW"])
-def test_groups_with_their_own_lr(base, per_group):
+def test_groups_may_have_their_own_lr(base, per_group):
     problem, params = network()
     cls, options, twin, hyper = BASES[base]
     factors, parts = (1.0, 0.3, 0.5), [params[:1], params[1:3], params[3:]]
@@ -257,7 +260,7 @@ def test_a_scheduler_acts_on_the_groups_of_the_base(form, of_base):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_are_what_the_user_made_after_a_step(form):
+def test_a_step_leaves_the_users_gradients_unchanged(form):
     model = dropout_network().eval()
     opt = adamw(model, max_grad_norm=0.01, tune_every=2)
     for x, y in batches(3):
@@ -266,7 +269,7 @@ def test_gradients_are_what_the_user_made_after_a_step(form):
         assert norm > 0.1, "not the clipped ones"
 
 
-def test_steptuned_check_takes_it_too():
+def test_steptuned_check_accepts_it():
     model = dropout_network()
     opt = adamw(model)
     (x, y), *_ = batches(1)
@@ -309,7 +312,7 @@ def test_other_bases_of_torch_descend(name):
 # -------------------------------------------------------------------------------- what can go wrong
 
 
-def test_what_cannot_be_a_base_is_refused_and_left_as_it_was():
+def test_an_invalid_base_is_refused_and_left_unchanged():
     theta = torch.ones(2, requires_grad=True)
     with pytest.raises(TypeError, match="tunes a torch optimizer, got list"):
         StepTuned([theta])
@@ -356,7 +359,7 @@ def test_a_group_is_added_to_the_base():
         opt.add_param_group({"params": [torch.ones(1, requires_grad=True)], "bounds": (0.1, 1.0)})
 
 
-def test_a_parameter_without_a_gradient_in_some_passes():
+def test_a_parameter_may_lack_a_gradient_in_some_passes():
     a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     opt = StepTuned(SGD([a, b], lr=0.1), tune_every=2, bounds=(0.01, 100.0), beta=0.5)
     plain = [p.detach().clone().requires_grad_() for p in (a, b)]
@@ -403,7 +406,7 @@ def test_errors_of_the_closure_leave_nothing_pending():
     assert opt.stats().iterations == 1
 
 
-def test_reset_begins_the_measurement_anew_and_leaves_the_base():
+def test_reset_restarts_the_measurement_and_keeps_the_base():
     model = dropout_network()
     opt = adamw(model)
     for x, y in batches(5):
@@ -427,7 +430,7 @@ def test_reset_begins_the_measurement_anew_and_leaves_the_base():
 
 @pytest.mark.parametrize("how", [{}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_through_a_scaler_it_is_the_same(how, clip):
+def test_a_scaler_gives_the_same_results(how, clip):
     runs = []
     for through in (True, False):
         model = dropout_network().eval()
@@ -487,7 +490,7 @@ def assert_same_run(a, b):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", test_state.WAYS)
 @pytest.mark.parametrize("base", ["AdamW", "momentum"])
-def test_a_checkpoint_after_any_pass_goes_on_bit_for_bit(base, way, dtype, tmp_path, monkeypatch):
+def test_a_checkpoint_after_any_pass_resumes_bit_for_bit(base, way, dtype, tmp_path, monkeypatch):
     monkeypatch.setattr(test_state, "make", make)
     options = {"base": base, "per_group": True}
     straight = make(dtype, **options)
@@ -503,7 +506,7 @@ def test_a_checkpoint_after_any_pass_goes_on_bit_for_bit(base, way, dtype, tmp_p
         assert_same_run(straight, resumed)
 
 
-def test_a_state_has_the_same_keys_between_the_passes_and_the_base_takes_its_part():
+def test_a_state_has_the_same_keys_between_the_passes_and_the_base_loads_its_part():
     model, opt = make()
     k = go_on(model, opt, 0, 4)
     boundary = opt.state_dict()
@@ -518,7 +521,7 @@ def test_a_state_has_the_same_keys_between_the_passes_and_the_base_takes_its_par
     ]
 
 
-def test_a_state_of_the_base_alone_is_refused_with_the_way_out():
+def test_a_state_of_the_base_alone_is_refused_with_a_solution():
     _, opt = make()
     alone = AdamW([{"params": group["params"]} for group in opt.param_groups], lr=0.1)
     before = copy.deepcopy(opt.state_dict())
@@ -527,8 +530,8 @@ def test_a_state_of_the_base_alone_is_refused_with_the_way_out():
     assert same(opt.state_dict(), before)
 
 
-def test_a_parameter_that_gets_its_first_gradient_after_loading():
-    """Adam takes a state that is not empty for one that it has made."""
+def test_a_parameter_may_get_its_first_gradient_after_loading():
+    """Adam assumes that a state that is not empty is its own."""
     a, b = (torch.ones(2, requires_grad=True) for _ in range(2))
     opt = StepTuned(Adam([a, b], lr=0.01), tune_every=2)
     for k in range(4):
@@ -542,7 +545,7 @@ def test_a_parameter_that_gets_its_first_gradient_after_loading():
     assert opt.stats().iterations == 4
 
 
-def test_a_base_that_has_been_trained_goes_on():
+def test_a_trained_base_continues():
     theta = torch.ones(2, requires_grad=True)
     base = Adam([theta], lr=0.01)
     theta.grad = theta.detach().clone()
@@ -553,7 +556,7 @@ def test_a_base_that_has_been_trained_goes_on():
     assert opt.base.state[theta]["step"] == 3
 
 
-def test_low_precision_parameters_move_by_what_rounding_leaves():
+def test_low_precision_parameters_are_measured_by_their_rounded_displacement():
     model, opt = make(torch.bfloat16, tune_every=2)
     with pytest.warns(UserWarning, match="parameters are torch.bfloat16"):
         go_on(model, opt, 0, 9)
@@ -561,7 +564,7 @@ def test_low_precision_parameters_move_by_what_rounding_leaves():
     assert all(state["G"].dtype == torch.float32 for state in opt.state.values())
 
 
-def test_a_model_made_double_in_mid_run_goes_on():
+def test_a_model_converted_to_double_during_a_run_continues():
     model, opt = make(tune_every=2)
     go_on(model, opt, 0, 6)
     model.double()
@@ -574,7 +577,7 @@ def test_a_model_made_double_in_mid_run_goes_on():
     assert all(state["G"].dtype == torch.float64 for state in opt.state.values())
 
 
-def test_the_regression_too():
+def test_a_tuned_base_matches_its_twin_on_the_regression():
     problem = Regression()
     theta = torch.tensor(problem.start, requires_grad=True)
     opt = StepTuned(AdamW([theta], lr=0.005, weight_decay=0.1), tune_every=4)
@@ -605,8 +608,11 @@ ON_META = {
 
 
 @pytest.mark.parametrize("name", ON_META)
-def test_no_step_looks_at_a_value_of_the_device(name):
-    """Tensors of the meta device have no values: any look at one, which would wait for an accelerator, is an error there."""
+def test_no_step_reads_a_value_from_the_device(name):
+    """Meta tensors have no values, so reading one is an error.
+
+    On an accelerator, the same read would wait for the device.
+    """
     model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 2)).to("meta")
     opt = ON_META[name]([{"params": layer.parameters()} for layer in model])
     passes = 0

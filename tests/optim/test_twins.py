@@ -1,4 +1,4 @@
-"""The optimizers against their literal twins: every iterate and every gamma to 1e-10, in float64."""
+"""The optimizers against their literal twins: all iterates and gammas to 1e-10, in float64."""
 
 from itertools import islice
 
@@ -51,7 +51,7 @@ def follow(opt, params, loss, twin):
         gammas.append(gamma)
         curvatures.append(curvature)
         raws.append(raw)
-        # Where the curvature is nearly zero, rounding of its terms rules it and its inverse.
+        # Where the curvature is nearly zero, rounding of its terms dominates it and its inverse.
         assert abs(opt.curvature.item() - curvature) <= 1e-8 * abs(curvature) + 1e-10
         assert abs(1 / opt.raw_gamma.item() - 1 / raw) <= 1e-8 / raw + 1e-10
     np.testing.assert_allclose(
@@ -60,8 +60,8 @@ def follow(opt, params, loss, twin):
     return np.array(gammas), np.array(curvatures)
 
 
-# Steps near the inverse curvature make the iteration itself chaotic: a start that differs by 1e-15 then ends elsewhere, in any
-# code. The learning rates here keep two exact twins together.
+# Steps near the inverse curvature make the iteration itself chaotic: in any code, a start that
+# differs by 1e-15 then ends elsewhere. With these learning rates, two exact twins stay together.
 REGRESSION = {
     "defaults": {"lr": 1.0},
     "wide bounds": {"lr": 0.3, "bounds": (0.05, 20.0), "nu": 5.0},
@@ -104,7 +104,7 @@ def test_step_tuned_sgd_is_algorithm_2_on_the_regression(name):
     follow(opt, [theta], lambda k: problem.torch_loss(k, theta), twin)
 
 
-def test_the_runs_meet_negative_curvature_and_both_bounds():
+def test_the_runs_have_negative_curvature_and_reach_both_bounds():
     problem = Regression()
     theta = torch.tensor(problem.start, requires_grad=True)
     options = {"lr": 0.3, "beta": 0.5, "nu": 6.0, "bounds": (5.0, 8.0), "decay_every": 4}
@@ -162,7 +162,7 @@ def test_groups_with_their_own_lr_and_weight_decay_share_one_gamma():
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_large_tensors_take_the_way_in_chunks_and_give_the_same(monkeypatch, weight_decay):
+def test_large_tensors_are_processed_in_chunks_with_the_same_results(monkeypatch, weight_decay):
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 2)
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
     problem = Network()
@@ -195,7 +195,8 @@ def descend(opt, theta, loss, twin, iterations=ITERATIONS):
     assert signs == {True, False}
 
 
-# Barzilai-Borwein steps amplify rounding, so the full-batch methods are followed as long as 1e-10 can be asked of any code.
+# Barzilai-Borwein steps amplify rounding. The full-batch methods are compared for as long as any
+# implementation can be expected to agree to 1e-10.
 @pytest.mark.parametrize(("lr", "nu", "seed"), [(0.1, 10.0, 2), (0.02, 10.0, 8)])
 def test_step_tuned_gd_is_algorithm_1(lr, nu, seed):
     problem = Regression(n=100, p=5, seed=seed)

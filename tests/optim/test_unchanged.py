@@ -1,4 +1,4 @@
-"""With the variants off, the optimizer gives the bits that it gave before there were any."""
+"""With the variants off, the optimizer is bit-identical to the one before the variants."""
 
 import pytest
 import torch
@@ -56,5 +56,5 @@ def run(**options):
 
 @pytest.mark.usefixtures("torch_path")  # the kernel rounds differently
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_bits_are_those_of_before_the_variants(name):
+def test_the_results_are_bit_identical_to_those_before_the_variants(name):
     assert run(**OPTIONS[name]) == PINNED[name]

@@ -37,7 +37,7 @@ VARIANTS = {
     "per group": {"per_group": True},
     "per group, relative, every third": {"per_group": True, "relative": True, "tune_every": 3},
 }
-"""Options with which everything but the twins is tried."""
+"""The options of all tests except those of the twins."""
 
 
 def follow(opt, params, problem_loss, twin, iterations=ITERATIONS):
@@ -54,7 +54,7 @@ def follow(opt, params, problem_loss, twin, iterations=ITERATIONS):
         opt.step()
         close(joined(params), whole)
         close(opt.gamma.reshape(-1), gamma)
-        # Where the curvature is nearly zero, rounding of its terms rules it and its inverse.
+        # Where the curvature is nearly zero, rounding of its terms dominates it and its inverse.
         assert (
             np.abs(1 / opt.raw_gamma.reshape(-1).numpy() - 1 / raw).max()
             <= 1e-8 / np.abs(raw).min() + 1e-10
@@ -107,7 +107,7 @@ TWINS = {
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_a_variant_is_its_twin_on_the_regression(name):
+def test_a_variant_matches_its_twin_on_the_regression(name):
     problem, options = Regression(), TWINS[name]
     theta = torch.tensor(problem.start, requires_grad=True)
     twin = reference.variant(problem.start, problem.gradient, **twin_options(**options))
@@ -130,7 +130,7 @@ def network(monkeypatch, in_chunks):
 
 @pytest.mark.parametrize("in_chunks", [False, True])
 @pytest.mark.parametrize("name", TWINS)
-def test_a_variant_is_its_twin_on_a_network(name, in_chunks, monkeypatch):
+def test_a_variant_matches_its_twin_on_a_network(name, in_chunks, monkeypatch):
     problem, params = network(monkeypatch, in_chunks)
     options = TWINS[name]
     twin = reference.variant(problem.start, problem.gradient, **twin_options(**options))
@@ -163,8 +163,8 @@ def least_squares(n=1600):
     return A, A @ rng.standard_normal(10) + rng.standard_normal((n, 32))
 
 
-def test_under_a_cosine_schedule_gamma_does_not_collapse_as_undivided_differences_make_it():
-    """Curvature is about 1 throughout. Undivided, G remembers differences that longer steps made."""
+def test_gamma_does_not_collapse_under_a_cosine_schedule_as_with_undivided_differences():
+    """Curvature is always about 1. Undivided, G remembers the differences of longer steps."""
     A, b = least_squares()
     n, lr = len(A), 1e-3
 
@@ -268,7 +268,7 @@ def test_every_third_mini_batch_is_used_twice_beginning_with_the_first(form, mon
     assert gammas[0] == gammas[1] == gammas[2]
 
 
-def test_a_half_step_that_is_not_needed_and_a_step_without_one_that_is_are_refused_and_move_nothing():
+def test_unneeded_half_steps_and_missing_half_steps_are_refused_and_move_nothing():
     model = dropout_network().eval()
     opt = StepTunedSGD(model.parameters(), lr=0.1, tune_every=2)
     (x, y), *_ = batches(1)
@@ -316,7 +316,7 @@ def test_an_iteration_that_is_dropped_or_has_no_gradients_does_not_count():
     assert opt.stats().iterations == 0
 
 
-def test_a_state_that_was_taken_away_is_measured_anew():
+def test_a_state_that_was_removed_is_measured_again():
     model = dropout_network()
     opt = StepTunedSGD(model.parameters(), lr=0.1, tune_every=5)
     for x, y in batches(2):
@@ -347,7 +347,7 @@ def test_tune_every_may_be_changed_but_not_between_one_and_more():
     assert opt.needs_second_pass
 
 
-def test_a_step_of_zero_leaves_everything_finite():
+def test_a_step_size_of_zero_keeps_everything_finite():
     model = dropout_network()
     opt = StepTunedSGD(model.parameters(), lr=0.0, tune_every=2)
     for k, (x, y) in enumerate(batches(6)):
@@ -359,7 +359,7 @@ def test_a_step_of_zero_leaves_everything_finite():
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_layer_without_a_second_gradient_fades_in_the_unit_of_the_step(missing):
-    """The same as with a gradient that stays what it was, but for the move that this one makes."""
+    """The same as with an unchanged second gradient, except for the move of that gradient."""
     a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     opt = StepTunedSGD([a, b], lr=0.1, beta=0.5, bounds=(0.01, 100.0), tune_every=2)
     for k in range(3):
@@ -382,7 +382,10 @@ def test_a_layer_without_a_second_gradient_fades_in_the_unit_of_the_step(missing
 
 
 def test_a_relative_gamma_does_not_depend_on_the_size_of_the_curvature():
-    """A loss that is steeper by c, with an lr that is smaller by c, takes the same way; absolute bounds do not let it."""
+    """A loss that is steeper by c, with an lr that is smaller by c, has the same trajectory.
+
+    With absolute bounds it has not.
+    """
     problem = Network()
     ways = {}
     for c in (1.0, 1024.0):
@@ -402,7 +405,7 @@ def test_a_relative_gamma_does_not_depend_on_the_size_of_the_curvature():
     assert ways[1.0, False][2] == 1.0, "no reference is kept"
 
 
-def test_the_reference_is_a_geometric_mean_that_negative_curvature_leaves_alone():
+def test_the_reference_is_a_geometric_mean_without_negative_curvature():
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-9, beta=0.0, relative=True, bounds=(0.1, 10.0), nu=3.0)
     assert opt.reference == 1.0
@@ -418,7 +421,7 @@ def test_the_reference_is_a_geometric_mean_that_negative_curvature_leaves_alone(
     assert opt.stats().negative == 0.25
 
 
-def test_what_is_not_finite_does_not_enter_the_reference():
+def test_non_finite_values_do_not_enter_the_reference():
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-9, beta=0.0, relative=True)
     run(opt, theta, 3, 0.5)
@@ -434,7 +437,7 @@ def test_what_is_not_finite_does_not_enter_the_reference():
     assert torch.isfinite(opt.reference)
 
 
-def test_a_relative_gamma_that_is_stuck_says_what_that_means(monkeypatch):
+def test_a_stuck_relative_gamma_explains_what_that_means(monkeypatch):
     monkeypatch.setattr("steptuned.optim.notices.STUCK", 20)
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=1e-9, beta=0.0, relative=True)
@@ -459,7 +462,7 @@ PER_GROUP = {
 
 @pytest.mark.parametrize("in_chunks", [False, True])
 @pytest.mark.parametrize("name", PER_GROUP)
-def test_each_group_has_a_gamma_of_its_own(name, in_chunks, monkeypatch):
+def test_each_group_has_its_own_gamma(name, in_chunks, monkeypatch):
     problem, params = network(monkeypatch, in_chunks)
     options = PER_GROUP[name]
     alphas, decays = (0.1, 0.03, 0.05), (0.0, 0.02, 0.0)
@@ -512,7 +515,7 @@ def curve(opt, *params, n=1):
                 p.grad = c * p.detach()
 
 
-def test_what_is_read_has_one_entry_per_group_also_of_one():
+def test_properties_have_one_entry_per_group_even_for_one_group():
     a, b, opt = two_groups(per_group=True)
     curve(opt, a, b)
     assert opt.gamma.tolist() == pytest.approx([1.0, 0.5])
@@ -525,7 +528,7 @@ def test_what_is_read_has_one_entry_per_group_also_of_one():
     assert single.gamma.shape == (1,)
 
 
-def test_a_group_that_is_added_begins_at_one_and_has_a_bias_correction_of_its_own():
+def test_an_added_group_begins_at_one_with_its_own_bias_correction():
     a, b, opt = two_groups(per_group=True, beta=0.9)
     curve(opt, a, b, n=5)
     c = torch.ones(2, dtype=torch.float64, requires_grad=True)
@@ -536,7 +539,7 @@ def test_a_group_that_is_added_begins_at_one_and_has_a_bias_correction_of_its_ow
     assert [opt.stats(i).iterations for i in range(3)] == [6, 6, 1]
 
 
-def test_groups_may_differ_in_the_options_of_gamma_and_in_no_others():
+def test_groups_may_differ_only_in_the_options_of_gamma():
     a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     opt = StepTunedSGD(
         [{"params": [a]}, {"params": [b], "bounds": (0.1, 0.2), "beta": 0.5, "nu": 0.15}],
@@ -555,7 +558,7 @@ def test_groups_may_differ_in_the_options_of_gamma_and_in_no_others():
         StepTunedSGD([{"params": [a]}, {"params": [b], "bounds": (0.1, 0.2)}])
 
 
-def test_per_group_can_be_switched_during_a_run_and_gamma_goes_on():
+def test_per_group_can_be_switched_during_a_run_and_gamma_continues():
     a, b, opt = two_groups()
     curve(opt, a, b)
     gamma = opt.gamma.item()
@@ -571,7 +574,7 @@ def test_per_group_can_be_switched_during_a_run_and_gamma_goes_on():
     assert opt.gamma.item() == pytest.approx(gamma, rel=1e-4)
 
 
-def test_reset_and_the_notice_are_of_each_group(monkeypatch):
+def test_reset_and_the_warning_apply_to_each_group(monkeypatch):
     monkeypatch.setattr("steptuned.optim.notices.STUCK", 5)
     a, b, opt = two_groups(per_group=True, bounds=(0.8, 2.0))
     with pytest.warns(
@@ -588,7 +591,7 @@ def test_reset_and_the_notice_are_of_each_group(monkeypatch):
 
 
 def scaled_run(model, opt, data, overflow=(), through=True):
-    """``overflow`` has numbers of passes."""
+    """``overflow``: the indices of the passes that overflow."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10**6, enabled=through)
     passes = 0
     for x, y in data:
@@ -604,7 +607,7 @@ def scaled_run(model, opt, data, overflow=(), through=True):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_through_a_scaler_a_variant_is_the_same(variant):
+def test_a_variant_is_the_same_through_a_scaler(variant):
     runs = []
     for through in (True, False):
         model = dropout_network().eval()
@@ -646,7 +649,7 @@ def test_an_overflow_on_a_mini_batch_that_is_used_once_moves_nothing_and_is_not_
 
 
 def go_on(model, opt, k, passes):
-    """So many passes, by hand, from mini-batch k, whose first pass may be done. Returns the next k."""
+    """Make passes by hand from mini-batch k, whose first pass may be done. Returns the next k."""
     for _ in range(passes):
         opt.zero_grad()
         loss(model, k).backward()
@@ -662,7 +665,7 @@ def go_on(model, opt, k, passes):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_checkpoint_after_any_pass_goes_on_bit_for_bit(variant, way, dtype, tmp_path):
+def test_a_checkpoint_after_any_pass_resumes_bit_for_bit(variant, way, dtype, tmp_path):
     options = VARIANTS[variant]
     straight = make(dtype, **options)
     go_on(*straight, 0, 16)
@@ -689,7 +692,7 @@ NEW = (
 )
 
 
-def test_a_checkpoint_from_before_the_variants_goes_on_with_the_same_numbers():
+def test_a_checkpoint_from_before_the_variants_resumes_with_the_same_numbers():
     straight, run, other = make(), make(), make()
     go_on(*straight, 0, 12)
     k = go_on(*run, 0, 7)
@@ -704,7 +707,7 @@ def test_a_checkpoint_from_before_the_variants_goes_on_with_the_same_numbers():
 
 
 @pytest.mark.parametrize("flatten", [False, True])
-def test_so_does_an_older_distributed_checkpoint(flatten, tmp_path):
+def test_an_older_distributed_checkpoint_resumes_with_the_same_numbers(flatten, tmp_path):
     how = StateDictOptions(flatten_optimizer_state_dict=flatten)
     straight, run, other = make(), make(), make()
     go_on(*straight, 0, 12)

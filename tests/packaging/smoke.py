@@ -1,4 +1,6 @@
-"""`make dist` runs this: install a wheel into an empty environment with torch alone, and train with it from outside the checkout.
+"""Install a wheel into an empty environment with torch alone, and train with it.
+
+`make dist` runs this. The training happens outside of the checkout.
 
 python tests/packaging/smoke.py dist
 """

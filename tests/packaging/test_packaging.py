@@ -1,4 +1,7 @@
-"""What `python -m build` makes. `make dist` also installs it into an empty environment: see smoke.py."""
+"""The wheel and the sdist that `python -m build` makes.
+
+`make dist` also installs the wheel into an empty environment: see smoke.py.
+"""
 
 import email
 import subprocess
@@ -51,7 +54,7 @@ def test_the_sdist_has_the_sources_and_no_tests_data_or_figures(built):
     assert {"README.md", "LICENSE", "pyproject.toml"} <= beside
 
 
-def test_the_metadata_are_right_and_the_readme_renders(built):
+def test_the_metadata_are_correct_and_the_readme_renders(built):
     checked = subprocess.run(
         [sys.executable, "-m", "twine", "check", "--strict", *built],
         capture_output=True,

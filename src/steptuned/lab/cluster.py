@@ -65,7 +65,7 @@ def connect(address: str, config: WorkerConfig) -> "DaskEngine":
 
 def one_thread(address: str, threads: int) -> EngineError:
     return EngineError(
-        f"a worker of {address} has {threads} threads, but each run needs a process of its own, "
+        f"a worker of {address} has {threads} threads, but each run needs its own process, "
         f"because threads share the random state: start workers with "
         f"`dask worker {address} --nthreads 1 --nworkers N`"
     )

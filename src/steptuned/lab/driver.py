@@ -1,4 +1,4 @@
-"""A method at work on a problem, one back-propagation at a time."""
+"""Runs a method on a problem, one back-propagation at a time."""
 
 import warnings
 from collections.abc import Iterator, Mapping

@@ -44,7 +44,7 @@ class Options(BaseModel):
 
 
 def one_of(choices: Collection[str]) -> BeforeValidator:
-    """For an option whose value is a key of a table, which may still grow."""
+    """For an option whose value is a key of a table. Keys may be added later."""
 
     def check(value: Any) -> Any:
         if value not in tuple(choices):

@@ -27,7 +27,7 @@ Kind = Literal["seeds", "instances", "rounds"]
 
 
 class MissingRuns(Exception):  # noqa: N818 - not an error: there is nothing to judge yet
-    """There are not enough runs; says what is missing."""
+    """There are not enough runs. The message says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pairs:
 FEWEST: dict[Kind, int] = {"seeds": 3, "instances": 20}
 """With fewer pairs nothing is judged."""
 ENOUGH: dict[Kind, int] = {"seeds": 5, "instances": 20, "rounds": 1}
-"""From so many pairs on, a claim is reproduced or not. Rounds of timing have their own limit."""
+"""With at least this many pairs, a claim is reproduced or not. Claim 15 limits the rounds."""
 
 
 def experiment_named(name: str, scale: str) -> Experiment:
@@ -72,8 +72,8 @@ def experiment_named(name: str, scale: str) -> Experiment:
 class PairedRuns:
     """The complete runs of a store at one scale.
 
-    A run counts if it is complete and its log is the one it ended with. ``used`` has the
-    environments of the runs that were asked for since it was last emptied.
+    A run counts if it is complete and its log is the one it ended with. ``used`` collects the
+    environments of the runs that were used since it was last cleared.
     """
 
     def __init__(self, folder: Path, scale: str) -> None:
@@ -85,7 +85,7 @@ class PairedRuns:
         self._sound: dict[str, bool] = {}
 
     def outcome(self, name: str) -> Outcome:
-        """What an experiment came to, as far as it is complete."""
+        """The outcome of an experiment, as far as it is complete."""
         if name not in self._outcomes:
             experiment = stored(self.folder, name, self.scale) or experiment_named(name, self.scale)
             if (experiment.problem, self.scale) not in self._present:

@@ -165,7 +165,7 @@ def _record_seconds(problem: Problem, driver: Driver, device: str) -> float:
 
 
 def _overhead(experiment: Experiment, part: dict[str, Any], record: float, device: str) -> float:
-    """Seconds of a run that does next to nothing: its folder, its problem, its files."""
+    """Seconds of a run with almost no steps: for its folder, its problem and its files."""
     entry = experiment.entries[0]
     few = experiment.model_copy(update={"options": part})
     spec = few.spec(entry, entry.grid()[0], 0, 0, Budget(iterations=1))
@@ -178,7 +178,7 @@ def _overhead(experiment: Experiment, part: dict[str, Any], record: float, devic
 
 
 def _record_bytes(driver: Driver) -> int:
-    """About the size of a record, with all measures by which methods are compared."""
+    """The approximate size of a record with all measures by which methods are compared."""
     counts = {"bp": 100000, "batches": 100000, "samples": 10000000, "seconds": 1000.123456}
     measures = [*(measure.key for measure in COMPARED), *driver.diagnostics()]
     return len(json.dumps({**counts, **dict.fromkeys(measures, 0.12345678901234567)})) + 1

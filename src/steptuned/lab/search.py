@@ -1,4 +1,4 @@
-"""Grid search, winners and seeds: which runs an experiment needs next, and what came out."""
+"""Grid search, winners and seeds: which runs an experiment needs next, and its outcome."""
 
 import math
 import statistics
@@ -50,7 +50,7 @@ class Group:
 
     @property
     def edges(self) -> list[str]:
-        """The axes on whose edge the winner lies: the grid should be wider there."""
+        """The axes on whose edge the winner lies, where the grid should be wider."""
         if self.winner is None:
             return []
         edges = []
@@ -67,7 +67,7 @@ Star = dict[tuple[int, int], float]
 
 @dataclass
 class Outcome:
-    """What came out of an experiment: all that figures and tables need."""
+    """The outcome of an experiment: everything that figures and tables need."""
 
     experiment: Experiment
     groups: list[Group]
@@ -185,7 +185,7 @@ def _choose_smallest(group: Group, reader: Reader) -> None:
 
 
 def _choose_soonest(group: Group, star: Star, within: float, reader: Reader) -> None:
-    """The winner is the first to come near J*; if none does, it has the smallest final loss."""
+    """The winner is the first to come close to J*; if none does, the smallest final loss wins."""
 
     def score(spec: RunSpec) -> Score | None:
         reached = first_below(reader.records(spec), star[group.instance, 0] + within)

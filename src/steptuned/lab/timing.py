@@ -1,8 +1,8 @@
 """Measures Table 2: wall-clock time per epoch relative to SGD, with interleaved methods.
 
-Machines are noisy. So every round times all methods one after the other, starts with another one
-than the round before, and only ratios to SGD within a round count. Warm-up and evaluation are left
-out, and the clock waits for an accelerator.
+Machines are noisy. So every round times all methods one after the other, each round starts with a
+different method, and only ratios to SGD within a round count. Warm-up and evaluation are not timed,
+and the clock waits for an accelerator to finish.
 """
 
 import time
@@ -51,7 +51,7 @@ def measure_missing(
 ) -> list[Timing]:
     """Measure the problems of Table 1 that are not yet measured in a folder. Returns all timings.
 
-    ``tell`` is told what is being measured.
+    ``tell`` is called with what is being measured.
     """
     timings = Timings(out)
     where = place(device, precision)
@@ -94,7 +94,7 @@ class Clock:
     device: torch.device
 
     def time(self, work: Callable[[], object]) -> float:
-        """Seconds that some work takes, on the device too."""
+        """Seconds that some work takes, including work on the device."""
         synchronise(self.device)
         start = time.perf_counter()
         work()
@@ -141,7 +141,7 @@ def _advance(driver: Driver, count: int) -> None:
 
 
 def _interleaved(rounds: int) -> Iterator[str]:
-    """The methods of all rounds. Each round starts with another method than the one before."""
+    """The methods of all rounds. Each round starts with a different method."""
     for i in range(rounds):
         for j in range(len(TIMED)):
             yield TIMED[(i + j) % len(TIMED)]

@@ -55,7 +55,7 @@ def get(names: Names, data: Where = None) -> None:
         if name not in [*SETS, "all"]:
             stop(f"there is no data set {name!r}; valid: all, {', '.join(SETS)}")
     chosen = list(SETS) if "all" in names else list(dict.fromkeys(names))
-    done = [_get(name, data or folder()) for name in chosen]  # goes on after a failure
+    done = [_get(name, data or folder()) for name in chosen]  # continues after a failure
     if not all(done):
         raise typer.Exit(1)
 

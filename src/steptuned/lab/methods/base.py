@@ -1,4 +1,4 @@
-"""What a method is: hyper-parameters, an optimizer, a look in figures, and a way to step."""
+"""What a method is: hyper-parameters, an optimizer, a style in figures, and a way to step."""
 
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
@@ -29,7 +29,7 @@ class Method(Options):
     label: ClassVar[str]
     """Its name in figures and tables."""
     colour: ClassVar[str] = ""
-    """Its colour in figures, which no method compared with it has; none: one of the spare ones."""
+    """Its colour in figures, different from all methods compared with it. Empty: a spare colour."""
     line: ClassVar[str] = "-"
     """Its line style in figures, as Matplotlib writes it."""
     variants: ClassVar[dict[str, tuple[str, str]]] = {}
@@ -55,7 +55,7 @@ class Method(Options):
 
     @classmethod
     def style(cls, entry: str) -> tuple[str, str] | None:
-        """Colour and line of an entry of this method; None if it has none of its own."""
+        """Colour and line of an entry of this method; None if none is defined."""
         if entry == cls.name and cls.colour:
             return cls.colour, cls.line
         return cls.variants.get(entry)

@@ -77,7 +77,7 @@ class Problem(ABC):
 
     @staticmethod
     def environment() -> dict[str, Any]:
-        """What its numbers depend on besides the options; stored with every run."""
+        """What its numbers depend on, apart from the options; stored with every run."""
         return {}
 
     @property

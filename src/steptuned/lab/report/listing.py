@@ -1,6 +1,6 @@
 """A table of the runs of a store: how they ended, their loss, their hyper-parameters.
 
-It opens 10,000 runs in about a second, so it reads each file once and checks no more than it shows.
+It lists 10,000 runs in about a second, so it reads each file once and checks only what it shows.
 """
 
 import math
@@ -47,7 +47,7 @@ class Listing:
 
 @dataclass
 class Ended:
-    """How a run ended, as far as it is shown."""
+    """What is shown about the end of a run."""
 
     status: str
     best: float = math.inf

@@ -69,7 +69,7 @@ class Table:
 
 
 def summary(outcome: Outcome, results: Results) -> list[Table]:
-    """What each method reached, after how many back-propagations."""
+    """What each method reached, and after how many back-propagations."""
     experiment = outcome.experiment
     is_rate = experiment.figure == "rate"
     tables = [_rates(outcome, results) if is_rate else _methods(outcome, results)]
@@ -103,7 +103,7 @@ def _methods(outcome: Outcome, results: Results) -> Table:
 
 @dataclass(frozen=True)
 class Level:
-    """The loss that methods race to: near J*, or 10 % above the smallest final loss."""
+    """The loss that methods should reach: near J*, or 10 % above the smallest final loss."""
 
     title: str
     loss: dict[int, float]
@@ -121,7 +121,7 @@ class Level:
         return cls(f"bp to J* + {within:g}", losses)
 
     def reached(self, group: Group, results: Results) -> str:
-        """The median of the back-propagations that the seeds need, and how many get there."""
+        """The median number of back-propagations to the level, and how many seeds reach it."""
         levels = {seed: self.loss[seed] if self.loss else self.default for seed in group.specs}
         logs = {seed: results.records(spec) for seed, spec in group.specs.items()}
         times = [first_below(log, levels[seed]) for seed, log in logs.items()]

@@ -44,7 +44,7 @@ LEAST, MOST = 60, 1_000
 COUNTED = ("bp", "samples", "seconds")
 """What the page can draw curves over. It computes epochs from back-propagations."""
 WATCHED = {key for m in MEASURES if m.height for key in (m.key, m.middle)}
-"""The extremes of these are drawn, however many records are left out."""
+"""The extremes of these are always drawn, even if most records are left out."""
 
 Numbers = list[float | None]
 
@@ -154,7 +154,7 @@ def _unreadable(store: Store) -> list[str]:
             sentences.append(f"{run.folder.name}: {problem}")
             continue
         if run.read("result.json") is not None and run.result() is None:
-            problem = "its log is longer or shorter than it ended; it will be run again"
+            problem = "the length of its log has changed since it ended; it will be run again"
             sentences.append(f"{named}: {problem}")
         elif run.result() is not None and not run.is_sound():
             problem = "its log is not the one it ended with; delete the folder to run it again"
@@ -240,7 +240,7 @@ def _line(series: Series, group: Group, outcome: Outcome, points: int) -> Line:
 
 
 def _keys(series: Series, records: Records) -> list[str]:
-    """What is drawn of these records: quartiles where there are any, else the value itself."""
+    """The keys that are drawn: quartiles if there are any, otherwise the value itself."""
     present = {key for record in records for key in record}
     keys: list[str] = []
     for measure in MEASURES:

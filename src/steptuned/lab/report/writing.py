@@ -70,7 +70,7 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
 
 
 def keep_writing(folder: Path, report: Path, command: str, seconds: int) -> None:
-    """Write the report every so many seconds until Ctrl-C. The last page does not reload itself."""
+    """Write the report at this interval until Ctrl-C. The last page does not reload itself."""
     try:
         while True:
             time.sleep(seconds)
