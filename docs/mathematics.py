@@ -1,4 +1,4 @@
-"""Formulas become MathML when the site is built, so that it needs no script and no network to show them."""
+"""Formulas become MathML when the site is built: showing them needs no script and no network."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""Step-Tuned SGD that measures every T-th mini-batch, or whose bounds are relative. Not the paper's."""
+"""Step-Tuned SGD that measures every T-th mini-batch, or has relative bounds. Beyond the paper."""
 
 from typing import ClassVar
 
