@@ -29,6 +29,7 @@ from steptuned.lab.experiment import load
 from steptuned.lab.methods.base import Method
 from steptuned.lab.problems.base import Problem
 from steptuned.lab.report.figures import FIGURES
+from steptuned.optim import flat
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -76,6 +77,13 @@ def process_group():
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         yield
         dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def _no_compiled_functions_left(monkeypatch):
+    """A recipe replaces these functions by compiled ones, which no other test should see."""
+    for name in ("first_pass", "second_pass"):
+        monkeypatch.setattr(flat, name, getattr(flat, name))
 
 
 @pytest.mark.parametrize(
