@@ -65,7 +65,7 @@ def test_every_method_of_a_seed_starts_at_the_same_point_and_sees_the_same_mini_
         while len(batches) < 30:
             driver.advance()
             batches.append(driver._batch.tolist())
-            if driver.uses == 2:
+            if driver._pass == 1:
                 driver.advance()
                 assert driver._batch.tolist() == batches[-1], (
                     "both passes are on the same mini-batch"

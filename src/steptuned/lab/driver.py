@@ -37,11 +37,6 @@ class Driver:
         self.batches = 0
         self.samples = 0
 
-    @property
-    def uses(self) -> int:
-        """Back-propagations of a mini-batch, at most."""
-        return self._stepping.passes
-
     def advance(self) -> None:
         """Make the next back-propagation and the update that follows from it."""
         if self._pass == 0:
