@@ -16,7 +16,7 @@ class StepTunedAdamW(AdamW):
     name: ClassVar[str] = "step-tuned-adamw"
     label: ClassVar[str] = "AdamW, step-tuned"
     colour: ClassVar[str] = "#CC79A7"
-    line: ClassVar[str] = "--"
+    line: ClassVar[str] = "-."
     logs_gamma: ClassVar[bool] = True
     stepping: ClassVar[type[SinglePass]] = TwoPasses
 

@@ -16,7 +16,7 @@ class StepTunedMomentum(Momentum):
     name: ClassVar[str] = "step-tuned-momentum"
     label: ClassVar[str] = "SGD with momentum, step-tuned"
     colour: ClassVar[str] = "#E69F00"
-    line: ClassVar[str] = "--"
+    line: ClassVar[str] = "-."
     logs_gamma: ClassVar[bool] = True
     stepping: ClassVar[type[SinglePass]] = TwoPasses
 
