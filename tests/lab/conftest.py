@@ -15,35 +15,11 @@ import small_data
 sys.path.append(str(Path(__file__).parents[1]))  # for other processes that import this file
 from processes import MARK, left_behind, wait_until_none
 from steptuned.lab.data.sets import SETS
-from steptuned.lab.methods import METHODS
-from steptuned.lab.problems import PROBLEMS
-from steptuned.lab.spec import RunSpec
 
 # A shell that starts the tests in the background makes them, and all their child processes,
 # ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def make_spec(
-    method="step-tuned-sgd",
-    problem="regression",
-    seed=0,
-    budget=200,
-    log_every=10,
-    options=None,
-    **hyper,
-):
-    return RunSpec(
-        problem=problem,
-        options={**PROBLEMS[problem].defaults, **(options or {})},
-        method=method,
-        hyper={**METHODS[method].defaults, **hyper},
-        seed=seed,
-        scale="test",
-        budget=budget,
-        log_every=log_every,
-    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -82,11 +58,6 @@ def small(_small_files, monkeypatch):
         monkeypatch.setitem(SETS, name, described)
     monkeypatch.setenv("STEPTUNED_DATA", str(folder))
     return sets, folder
-
-
-on_real_data = pytest.mark.skipif(
-    "STEPTUNED_DATA" not in os.environ, reason="STEPTUNED_DATA is not set: no official data to read"
-)
 
 
 @pytest.fixture(autouse=True)

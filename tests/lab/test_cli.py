@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from conftest import on_real_data
+from specs import on_real_data
 from steptuned.lab import terminal
 from steptuned.lab.cli import app
 from steptuned.lab.store import Store

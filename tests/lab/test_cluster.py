@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from conftest import make_spec
+from specs import make_spec
 from steptuned.lab.cluster import DaskEngine, _data
 from steptuned.lab.engine import EngineError, WorkerConfig, share
 from steptuned.lab.run import execute, folder_of

@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from conftest import on_real_data
+from specs import on_real_data
 from steptuned.lab.data import commands, fetching
 from steptuned.lab.data.fetching import fetch
 from steptuned.lab.data.reading import folder, load, read_cifar, read_idx

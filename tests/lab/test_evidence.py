@@ -7,8 +7,8 @@ import pandas
 import pyarrow.parquet
 import pytest
 
-from conftest import make_spec
 from made_up import records_of
+from specs import make_spec
 from steptuned.lab.evidence import EvidenceError, opened, pack, unpack, verify
 from steptuned.lab.results import Results
 from steptuned.lab.run import folder_of

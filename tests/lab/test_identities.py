@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import make_spec
+from specs import make_spec
 from steptuned.lab.experiment import load, paper_experiments
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import ADDED_OPTIONS

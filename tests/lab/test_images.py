@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import make_spec, on_real_data
 from small_data import TRAIN
+from specs import make_spec, on_real_data
 from steptuned.lab.data.batches import Batches, halved, mean_and_deviation
 from steptuned.lab.data.reading import load
 from steptuned.lab.data.sets import DataError

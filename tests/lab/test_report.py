@@ -350,7 +350,7 @@ def _wait(condition):
 def test_tensorboard_has_the_records_of_a_resumed_run(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from conftest import make_spec
+    from specs import make_spec
 
     run = folder_of(Store(tmp_path), make_spec(budget=60, log_every=20))
     execute(run, {}, tensorboard=tmp_path / "live")

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import small_data
-from conftest import make_spec, on_real_data
 from processes import MARK, marked, wait_until_none
+from specs import make_spec, on_real_data
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import Died, Run, Store
 from test_store import numbers

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from conftest import make_spec
+from specs import make_spec
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import canonical, derive_seed

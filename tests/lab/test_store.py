@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from conftest import make_spec
+from specs import make_spec
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import TRIES, Died, Run, Store
 

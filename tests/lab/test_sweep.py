@@ -6,7 +6,7 @@ import signal
 import pytest
 from rich.console import Console
 
-from conftest import make_spec
+from specs import make_spec
 from steptuned.lab.engine import LocalEngine, WorkerConfig
 from steptuned.lab.experiment import load
 from steptuned.lab.plan import duration, estimate

@@ -6,7 +6,7 @@ import hashlib
 import pytest
 import torch
 
-from conftest import make_spec
+from specs import make_spec
 from steptuned import RobbinsMonroLR
 from steptuned.lab.data.sets import DataError
 from steptuned.lab.driver import Driver

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import make_spec
+from specs import make_spec
 from steptuned.lab.driver import Driver
 from steptuned.lab.engine import TorchrunEngine, WorkerConfig
 from steptuned.lab.experiment import load
