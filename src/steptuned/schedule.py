@@ -5,7 +5,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from steptuned import rule
-from steptuned.optim.arguments import check
+from steptuned.optim.arguments import DELTA, POSITIVE, check
 
 
 class RobbinsMonroLR(LRScheduler):
@@ -37,7 +37,7 @@ class RobbinsMonroLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, delta: float = 0.001, every: float = 1, last_epoch: int = -1
     ) -> None:
-        check(delta=delta, every=every)
+        check({"delta": DELTA, "every": POSITIVE}, {"delta": delta, "every": every})
         self.delta = delta
         self.every = every
         super().__init__(optimizer, last_epoch)

@@ -1,6 +1,7 @@
 """Diagnostics of a run, and error messages for invalid arguments."""
 
 import math
+import sys
 import warnings
 
 import numpy as np
@@ -102,7 +103,8 @@ def test_gamma_stuck_at_a_bound_warns_once_and_says_what_to_change(curvature, me
     run(opt, theta, 19, curvature)
     with pytest.warns(UserWarning, match=message) as caught:
         run(opt, theta, 1, curvature)
-    assert caught[0].filename == __file__, "the warning points at the user's code"
+    if sys.version_info >= (3, 12):
+        assert caught[0].filename == __file__, "the warning points at the user's code"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(opt, theta, 30, curvature)

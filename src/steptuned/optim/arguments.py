@@ -4,9 +4,9 @@ import math
 import numbers
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from torch import Tensor
 
 def _number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _non_negative(value: Any) -> bool:
@@ -44,52 +48,40 @@ def _bounds(value: Any) -> bool:
     )
 
 
-SHARED_OPTIONS = ("delta", "decay_every", "max_grad_norm", "replay_rng", "tune_every", "per_group")
-"""Options that must be the same for all parameter groups."""
+class Option(NamedTuple):
+    """The valid values of an option, and where its value may differ."""
 
-GAMMA_OPTIONS = ("nu", "beta", "bounds", "relative")
-"""Options that must be the same too, unless each group has its own gamma."""
+    is_valid: Callable[[Any], bool]
+    what: str
+    """The valid values in words, as they follow "must be"."""
+    scope: Literal["group", "gamma", "optimizer"] = "group"
+    """What has its own value: every parameter group, every gamma, or only the whole optimizer."""
 
-VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "lr": (_lr, "a finite number at least 0, or a tensor of one such number"),
-    "nu": (_positive, "positive and finite"),
-    "beta": (lambda v: _number(v) and 0 <= v < 1, "in [0, 1)"),
-    "bounds": (_bounds, "two finite numbers (m, M) with 0 < m <= M"),
-    "delta": (lambda v: _number(v) and 0 <= v < 0.5, "in [0, 0.5)"),
-    "decay_every": (
-        lambda v: v is None or _positive(v),
-        "positive and finite, or None for no decay",
-    ),
-    "weight_decay": (_non_negative, "finite and at least 0"),
-    "maximize": (lambda v: isinstance(v, bool), "True or False"),
-    "max_grad_norm": (
-        lambda v: v is None or (_number(v) and v > 0),
-        "positive, or None for no clipping",
-    ),
-    "foreach": (lambda v: v is None or isinstance(v, bool), "True, False or None"),
-    "replay_rng": (lambda v: isinstance(v, bool), "True or False"),
-    "tune_every": (
-        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1,
-        "a whole number at least 1",
-    ),
-    "relative": (lambda v: isinstance(v, bool), "True or False"),
-    "per_group": (lambda v: isinstance(v, bool), "True or False"),
-    "slope": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
-    "shrink": (lambda v: _number(v) and 0 < v < 1, "in (0, 1)"),
-    "max_backtracks": (
-        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
-        "a whole number at least 0",
-    ),
-    "every": (_positive, "positive and finite"),
-}
+    def per(self, scope: Literal["gamma", "optimizer"]) -> "Option":
+        """This option with another scope."""
+        return self._replace(scope=scope)
 
 
-def check(**arguments: Any) -> None:
-    """Raise a ValueError for the first invalid argument."""
-    for name, value in arguments.items():
-        valid, what = VALID[name]
-        if not valid(value):
-            raise ValueError(f"{name} must be {what}, got {value!r}")
+LR = Option(_lr, "a finite number at least 0, or a tensor of one such number")
+POSITIVE = Option(_positive, "positive and finite")
+NON_NEGATIVE = Option(_non_negative, "finite and at least 0")
+BETA = Option(lambda v: _number(v) and 0 <= v < 1, "in [0, 1)")
+DELTA = Option(lambda v: _number(v) and 0 <= v < 0.5, "in [0, 0.5)")
+FRACTION = Option(lambda v: _number(v) and 0 < v < 1, "in (0, 1)")
+BOUNDS = Option(_bounds, "two finite numbers (m, M) with 0 < m <= M")
+COUNT = Option(lambda v: _whole(v) and v >= 1, "a whole number at least 1")
+WHOLE = Option(lambda v: _whole(v) and v >= 0, "a whole number at least 0")
+FLAG = Option(lambda v: isinstance(v, bool), "True or False")
+FLAG_OR_NONE = Option(lambda v: v is None or isinstance(v, bool), "True, False or None")
+
+Options = Mapping[str, Option]
+
+
+def check(options: Options, values: Mapping[str, Any]) -> None:
+    """Raise a ValueError for the first invalid value."""
+    for name, value in values.items():
+        if not options[name].is_valid(value):
+            raise ValueError(f"{name} must be {options[name].what}, got {value!r}")
 
 
 def check_params(group: dict[str, Any], name: str) -> None:
@@ -105,26 +97,23 @@ def scalar(lr: float | Tensor) -> float | Tensor:
     return lr.reshape(()) if isinstance(lr, Tensor) else lr
 
 
-def check_group(group: Any, optimizer: torch.optim.Optimizer, shared: Iterable[str]) -> None:
-    """Check the options of a new parameter group.
-
-    The shared options must be the same as in the first group.
-    """
+def check_group(group: Any, optimizer: torch.optim.Optimizer, options: Options) -> None:
+    """Check the options of a new parameter group, which must agree with those of the first."""
     if not isinstance(group, dict):
         return  # torch raises the error
     if isinstance(group.get("bounds"), list):
         group["bounds"] = tuple(group["bounds"])
-    options = {
+    values = {
         name: group.get(name, default)
         for name, default in optimizer.defaults.items()
-        if name in VALID
+        if name in options
     }
-    check(**options)
+    check(options, values)
     if optimizer.param_groups:
-        for name in shared:
-            if name in options and options[name] != optimizer.param_groups[0][name]:
-                first = optimizer.param_groups[0]
-                refuse_differing(name, first, f"got {options[name]} after {first[name]}")
+        first = optimizer.param_groups[0]
+        for name in shared_options(options, first):
+            if name in values and values[name] != first[name]:
+                refuse_differing(name, first, f"got {values[name]} after {first[name]}")
 
 
 def refuse_differing(name: str, first: dict[str, Any], what: str) -> None:
@@ -133,9 +122,10 @@ def refuse_differing(name: str, first: dict[str, Any], what: str) -> None:
     raise ValueError(f"{name} must be the same for all parameter groups{reason}: {what}")
 
 
-def shared_options(first: dict[str, Any]) -> tuple[str, ...]:
+def shared_options(options: Options, first: dict[str, Any]) -> list[str]:
     """The options that must be the same for all groups, given the first group."""
-    return SHARED_OPTIONS if first["per_group"] else SHARED_OPTIONS + GAMMA_OPTIONS
+    scopes = ("optimizer",) if first.get("per_group") else ("optimizer", "gamma")
+    return [name for name, option in options.items() if option.scope in scopes]
 
 
 def tuned_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -145,11 +135,9 @@ def tuned_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning that points to the user's code, not to torch or this package."""
-    inner = tuple(str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent))
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(inner) or "contextlib" in frame.f_code.co_filename
-    ):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    """Issue a warning. From Python 3.12 on, it shows the line of the user's code."""
+    if sys.version_info >= (3, 12):
+        inner = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+        warnings.warn(message, category, skip_file_prefixes=inner)
+    else:
+        warnings.warn(message, category, stacklevel=3)

@@ -1,7 +1,7 @@
 """Gradient descent with Armijo line search, which the paper compares with Algorithm 1."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -9,7 +9,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from steptuned.optim import sharded
-from steptuned.optim.arguments import check, check_group, check_params
+from steptuned.optim.arguments import (
+    FRACTION,
+    LR,
+    WHOLE,
+    Options,
+    check,
+    check_group,
+    check_params,
+)
 
 
 class ArmijoGD(Optimizer):
@@ -31,6 +39,13 @@ class ArmijoGD(Optimizer):
         max_backtracks: maximum number of trials after the first.
     """
 
+    OPTIONS: ClassVar[Options] = {
+        "lr": LR,
+        "slope": FRACTION.per("optimizer"),
+        "shrink": FRACTION.per("optimizer"),
+        "max_backtracks": WHOLE.per("optimizer"),
+    }
+
     def __init__(
         self,
         params: ParamsT,
@@ -40,13 +55,13 @@ class ArmijoGD(Optimizer):
         max_backtracks: int = 50,
     ) -> None:
         defaults = {"lr": lr, "slope": slope, "shrink": shrink, "max_backtracks": max_backtracks}
-        check(**defaults)
+        check(self.OPTIONS, defaults)
         super().__init__(params, defaults)
         self.param_groups[0].update(evaluations=0, scale=0.0)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, which may have its own ``lr``."""
-        check_group(param_group, self, ("slope", "shrink", "max_backtracks"))
+        check_group(param_group, self, self.OPTIONS)
         super().add_param_group(param_group)
         check_params(self.param_groups[-1], type(self).__name__)
         sharded.refuse(self.param_groups[-1]["params"], type(self).__name__, sharded=False)

@@ -1,5 +1,6 @@
 """Lists of parameters that are updated together, and the gradients used for the update."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import is_
@@ -117,15 +118,7 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
     for i, group in enumerate(opt.param_groups):
         plain = scaling is None and group["foreach"] is not True
         for_kernel = group["foreach"] is not True and (scaling is None or is_sound(opt, scaling))
-        for p in group["params"]:
-            g = sharded.gradient(p)
-            if g is None:
-                continue
-            if g.layout is not torch.strided:
-                raise RuntimeError(
-                    "StepTunedSGD does not support sparse gradients: "
-                    "make the layer's gradients dense"
-                )
+        for p, g in gradients_of(group, type(opt).__name__):
             state = opt.state.get(p, {})
             if state:
                 follow_parameter(state, p)
@@ -156,6 +149,19 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
     if scaling is None:
         _cache_buckets(opt, buckets)
     return buckets
+
+
+def gradients_of(group: dict[str, Any], name: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """The parameters of a group that have a gradient, each with its gradient."""
+    for p in group["params"]:
+        g = sharded.gradient(p)
+        if g is None:
+            continue
+        if g.layout is not torch.strided:
+            raise RuntimeError(
+                f"{name} does not support sparse gradients: make the layer's gradients dense"
+            )
+        yield p, g
 
 
 def is_sound(opt: "TwoPasses", scaling: Scaling) -> bool:

@@ -4,7 +4,7 @@ They differ in where the variation of the gradient comes from.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,17 @@ from torch.optim.optimizer import ParamsT
 
 from steptuned import rule
 from steptuned.optim import sharded
-from steptuned.optim.arguments import check, check_group, check_params, scalar
+from steptuned.optim.arguments import (
+    BOUNDS,
+    DELTA,
+    LR,
+    POSITIVE,
+    Options,
+    check,
+    check_group,
+    check_params,
+    scalar,
+)
 
 Vector = Sequence[Tensor]
 """A vector in parameter space: one tensor per parameter, in the same order."""
@@ -29,8 +39,15 @@ class GradientVariation(Optimizer):
     finite is ignored, and gamma stays as it was.
     """
 
+    OPTIONS: ClassVar[Options] = {
+        "lr": LR,
+        "nu": POSITIVE.per("gamma"),
+        "bounds": BOUNDS.per("gamma"),
+        "delta": DELTA.per("optimizer"),
+    }
+
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
-        check(**defaults)
+        check(self.OPTIONS, defaults)
         super().__init__(params, defaults)
         gamma = torch.ones((), dtype=torch.float64)
         unknown = torch.full_like(gamma, torch.nan)
@@ -48,7 +65,7 @@ class GradientVariation(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, which may have its own ``lr``."""
-        check_group(param_group, self, self.defaults.keys() & {"nu", "bounds", "delta"})
+        check_group(param_group, self, self.OPTIONS)
         super().add_param_group(param_group)
         check_params(self.param_groups[-1], type(self).__name__)
         sharded.refuse(self.param_groups[-1]["params"], type(self).__name__, sharded=False)

@@ -32,7 +32,7 @@ from steptuned.optim.notices import (
     warn_two_schedules,
 )
 from steptuned.optim.scaling import Scaling, all_or_nothing, scaling_mode
-from steptuned.optim.state import EMPTY, RECENT, fresh_state, place_scalars
+from steptuned.optim.state import EMPTY, RECENT, Measurement, fresh_state, place_scalars
 from steptuned.rng import replay
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
 def finish(opt: "TwoPasses", sums: Tensor, valid: Tensor | None) -> None:
     """Finish a measured iteration: compute the next gamma of each tuned group from its sums."""
     for group, (curvature, square) in zip(tuned_groups(opt), sums, strict=True):
-        _tune(group, curvature, square, valid)
+        _tune(opt, group, curvature, square, valid)
     opt._has_measured = True
     opt.cancel()
     for group in opt.param_groups:
@@ -351,9 +351,16 @@ def _measure_the_rest(
                 shares.add(sharded.place(p), in_row(opt, group, share))
 
 
-def _tune(group: dict[str, Any], curvature: Tensor, square: Tensor, valid: Tensor | None) -> None:
+def _tune(
+    opt: "TwoPasses",
+    group: dict[str, Any],
+    curvature: Tensor,
+    square: Tensor,
+    valid: Tensor | None,
+) -> None:
     """Update gamma and the counts. gamma stays if the sums are not finite or not valid."""
-    if curvature.device.type == "cpu" and valid is None and not group["relative"]:
+    is_plain = not (group["relative"] or opt._has_own_rule)
+    if curvature.device.type == "cpu" and valid is None and is_plain:
         _tune_on_host(group, curvature.item(), square.item())
         return
     m, M = group["bounds"]
@@ -364,7 +371,7 @@ def _tune(group: dict[str, Any], curvature: Tensor, square: Tensor, valid: Tenso
     if valid is not None:
         fine &= valid
     measured = rule.gamma(square, curvature, group["nu"])
-    tuned = _relative(group, measured, fine, curvature > 0) if group["relative"] else measured
+    tuned = opt.unclipped_gamma(group, Measurement(measured, curvature > 0, fine))
     lower, upper = tuned <= m, tuned >= M
     group["gamma"].copy_(torch.where(fine, rule.clip(tuned, (m, M)), group["gamma"]))
     group["raw_gamma"].copy_(torch.where(fine, measured, group["raw_gamma"]))
@@ -380,15 +387,6 @@ def _tune(group: dict[str, Any], curvature: Tensor, square: Tensor, valid: Tenso
     )
     streak.copy_(torch.where(fine, longer, streak))
     k.add_(1 if valid is None else valid)
-
-
-def _relative(group: dict[str, Any], measured: Tensor, fine: Tensor, positive: Tensor) -> Tensor:
-    """The raw gamma over its running reference, including this measurement; nu stays nu."""
-    log_mean, n = group["log_mean"], group["positives"]
-    counts = fine & positive & torch.isfinite(measured.log())
-    log_mean.copy_(torch.where(counts, rule.remember(log_mean, measured), log_mean))
-    n.add_(counts)
-    return torch.where(positive, measured / rule.reference(log_mean, n), measured)
 
 
 def _tune_on_host(group: dict[str, Any], curvature: float, square: float) -> None:

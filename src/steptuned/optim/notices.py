@@ -183,7 +183,7 @@ def check_groups_agree(opt: "TwoPasses") -> None:
     """Raise an error if a shared option was edited in one group only."""
     first = opt.param_groups[0]
     for group in opt.param_groups[1:]:
-        for name in shared_options(first):
+        for name in shared_options(opt.OPTIONS, first):
             if name in group and group[name] != first[name]:
                 refuse_differing(
                     name, first, f"the first group has {first[name]}, another has {group[name]}"

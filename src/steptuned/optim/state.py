@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from steptuned.optim import flat, sharded
-from steptuned.optim.arguments import VALID
 from steptuned.optim.bucket import g0_of, is_low_precision, precision
 from steptuned.optim.kernel import RawGradient
 
@@ -45,6 +44,17 @@ class Stats(NamedTuple):
     """Iterations in which no parameter had a gradient in either pass. They change nothing."""
     measurements: int
     """Iterations that measured: all of them, or every T-th with ``tune_every=T``."""
+
+
+class Measurement(NamedTuple):
+    """A measurement of the step-size rule, as 0-d tensors."""
+
+    raw_gamma: Tensor
+    """The inverse of the curvature, or nu."""
+    is_positive: Tensor
+    """Whether the curvature is positive."""
+    is_finite: Tensor
+    """Whether the measurement counts. Otherwise gamma stays as it is."""
 
 
 # -------------------------------------------------------------------------------- the tables
@@ -212,7 +222,7 @@ def upgrade(opt: "TwoPasses") -> None:
             group.setdefault(name, 0 if name != "divided" else False)
         if "step" in group:
             group["effective_lr"] = group.pop("step")
-        for name in opt.defaults.keys() & VALID.keys():
+        for name in opt.defaults.keys() & opt.OPTIONS.keys():
             group.setdefault(name, opt.defaults[name])  # options newer than the state
     share(opt)
 

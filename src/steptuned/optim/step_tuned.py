@@ -1,13 +1,13 @@
 """Step tuning for any optimizer: the paper's rule along the direction of a base optimizer."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from steptuned.optim import sharded
-from steptuned.optim.arguments import check
+from steptuned.optim.arguments import FLAG, FLAG_OR_NONE, LR, NON_NEGATIVE, Options, check
 from steptuned.optim.bucket import params_of
 from steptuned.optim.scaling import all_or_nothing
 from steptuned.optim.state import (
@@ -96,6 +96,14 @@ class StepTuned(TwoPasses):
         True
     """
 
+    OPTIONS: ClassVar[Options] = {
+        **TwoPasses.OPTIONS,
+        # Options of the base.
+        "lr": LR,
+        "weight_decay": NON_NEGATIVE,
+        "maximize": FLAG,
+        "foreach": FLAG_OR_NONE,
+    }
     _load_hint = "; load a base's own state with opt.base.load_state_dict(), before it is wrapped"
 
     def __init__(
@@ -121,7 +129,7 @@ class StepTuned(TwoPasses):
             "max_grad_norm": max_grad_norm,
             "replay_rng": replay_rng,
         }
-        check(**own)
+        check(self.OPTIONS, own)
         own["bounds"] = tuple(bounds)
         _refuse(base, own)
         sharded.refuse_private_optimizers(type(self).__name__)

@@ -1,12 +1,22 @@
 """Algorithm 2 of the paper: Step-Tuned SGD."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from steptuned.optim import sharded
-from steptuned.optim.arguments import check
+from steptuned.optim.arguments import (
+    DELTA,
+    FLAG,
+    FLAG_OR_NONE,
+    LR,
+    NON_NEGATIVE,
+    POSITIVE,
+    Option,
+    Options,
+    check,
+)
 from steptuned.optim.halves import first_half, second_half, single_pass
 from steptuned.optim.two_passes import TwoPasses
 
@@ -129,6 +139,20 @@ class StepTunedSGD(TwoPasses):
         True
     """
 
+    OPTIONS: ClassVar[Options] = {
+        **TwoPasses.OPTIONS,
+        "lr": LR,
+        "delta": DELTA.per("optimizer"),
+        "decay_every": Option(
+            lambda v: v is None or POSITIVE.is_valid(v),
+            "positive and finite, or None for no decay",
+            "optimizer",
+        ),
+        "weight_decay": NON_NEGATIVE,
+        "maximize": FLAG,
+        "foreach": FLAG_OR_NONE,
+    }
+
     def __init__(
         self,
         params: ParamsT,
@@ -164,7 +188,7 @@ class StepTunedSGD(TwoPasses):
             "relative": relative,
             "per_group": per_group,
         }
-        check(**defaults)
+        check(self.OPTIONS, defaults)
         sharded.refuse_private_optimizers(type(self).__name__)
         defaults["bounds"] = tuple(bounds)
         self._start()

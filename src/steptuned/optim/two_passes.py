@@ -1,9 +1,10 @@
 """Optimizers that use a mini-batch twice: the three call forms, the state and the diagnostics."""
 
+import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -13,9 +14,23 @@ from torch.optim import Optimizer
 from steptuned import rule
 from steptuned.frozen import frozen_statistics
 from steptuned.optim import sharded
-from steptuned.optim.arguments import check_group, check_params, shared_options, tuned_groups, warn
+from steptuned.optim.arguments import (
+    BETA,
+    BOUNDS,
+    COUNT,
+    FLAG,
+    POSITIVE,
+    Option,
+    Options,
+    check,
+    check_group,
+    check_params,
+    tuned_groups,
+    warn,
+)
 from steptuned.optim.bucket import params_of
 from steptuned.optim.notices import (
+    check_groups_agree,
     is_initialization,
     refuse_in_body,
     refuse_pending,
@@ -35,6 +50,7 @@ from steptuned.optim.scaling import (
 from steptuned.optim.state import (
     EMPTY,
     SCALARS,
+    Measurement,
     Stats,
     check_fits,
     clear_pending,
@@ -57,6 +73,22 @@ class TwoPasses(Scalable, Optimizer):
     A subclass defines what each pass does with the gradients.
     """
 
+    OPTIONS: ClassVar[Options] = {
+        "nu": POSITIVE.per("gamma"),
+        "beta": BETA.per("gamma"),
+        "bounds": BOUNDS.per("gamma"),
+        "relative": FLAG.per("gamma"),
+        "tune_every": COUNT.per("optimizer"),
+        "per_group": FLAG.per("optimizer"),
+        "replay_rng": FLAG.per("optimizer"),
+        "max_grad_norm": Option(
+            lambda v: v is None or v == math.inf or POSITIVE.is_valid(v),
+            "positive, or None for no clipping",
+            "optimizer",
+        ),
+    }
+    """The valid values of the options. A subclass with more options adds them."""
+    _has_own_rule: ClassVar[bool] = False
     _load_hint = ""  # what to do with a state_dict of another optimizer
 
     @abstractmethod
@@ -82,6 +114,40 @@ class TwoPasses(Scalable, Optimizer):
         self._has_measured = False
         self._noise: Replay | None = None  # random states after the first pass
         self._noise_checks = 0
+
+    # ---------------------------------------------------------------- options and the rule
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._has_own_rule = cls.unclipped_gamma is not TwoPasses.unclipped_gamma
+
+    def add_options(self, **values: Any) -> None:
+        """Add options to all parameter groups, in the constructor of a subclass.
+
+        The subclass lists their valid values in ``OPTIONS``. A group that was given its own value
+        keeps it.
+        """
+        check(self.OPTIONS, values)
+        self.defaults.update(values)
+        for group in self.param_groups:
+            for name, value in values.items():
+                group.setdefault(name, value)
+            check(self.OPTIONS, {name: group[name] for name in values})
+        check_groups_agree(self)
+
+    def unclipped_gamma(self, group: dict[str, Any], measured: Measurement) -> Tensor:
+        """The next gamma of a group, before it is clipped to the bounds.
+
+        A subclass may change the rule here. This runs after every measurement, on the device: use
+        ``torch.where`` instead of branches on values, which would synchronize.
+        """
+        if not group["relative"]:
+            return measured.raw_gamma
+        raw, log_mean, n = measured.raw_gamma, group["log_mean"], group["positives"]
+        counts = measured.is_finite & measured.is_positive & torch.isfinite(raw.log())
+        log_mean.copy_(torch.where(counts, rule.remember(log_mean, raw), log_mean))
+        n.add_(counts)
+        return torch.where(measured.is_positive, raw / rule.reference(log_mean, n), raw)
 
     # --------------------------------------------------------------------- the three forms
 
@@ -330,7 +396,7 @@ class TwoPasses(Scalable, Optimizer):
         """
         if self.param_groups:
             refuse_pending(self, "add_param_group()")
-        check_group(param_group, self, shared_options((self.param_groups or [self.defaults])[0]))
+        check_group(param_group, self, self.OPTIONS)
         super().add_param_group(param_group)
         first, group = self.param_groups[0], self.param_groups[-1]
         with all_or_nothing(self.param_groups.pop):

@@ -15,7 +15,7 @@ from torch._compile import _disable_dynamo
 from steptuned import rule
 from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import tuned_groups
-from steptuned.optim.bucket import is_low_precision, params_of, precision
+from steptuned.optim.bucket import gradients_of, is_low_precision, params_of, precision
 from steptuned.optim.halves import (
     begin,
     count_single,
@@ -88,8 +88,7 @@ def _first_move(
     opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor
 ) -> None:
     g0 = [[g.clone() for g in _gradient_of_J(opt, part, scaling)] for part in parts]
-    before = [[p.clone() for p in part.params] for part in parts]
-    _move(opt, parts, before, scaling, coefficient)
+    before = _move(opt, parts, scaling, coefficient)
     for part, gradients, points in zip(parts, g0, before, strict=True):
         for p, here, g, point in zip(part.owners, part.params, gradients, points, strict=True):
             state, kind = opt.state[p], precision(p)
@@ -116,13 +115,7 @@ def second_half(opt: "StepTuned", scaling: Scaling | None) -> None:
         else:
             sums = first["gamma"].new_full((len(tuned_groups(opt)), 2), torch.nan)
         if not overflow:
-            _move(
-                opt,
-                parts,
-                [[p.clone() for p in part.params] for part in parts],
-                scaling,
-                coefficient,
-            )
+            _move(opt, parts, scaling, coefficient)
     finish(opt, sums, valid)
 
 
@@ -135,27 +128,14 @@ def single_pass(opt: "StepTuned", scaling: Scaling | None) -> None:
         coefficient = _clip_coefficient(opt, parts, scaling)
         set_steps(opt)
         if not _overflow(scaling):
-            _move(
-                opt,
-                parts,
-                [[p.clone() for p in part.params] for part in parts],
-                scaling,
-                coefficient,
-            )
+            _move(opt, parts, scaling, coefficient)
     count_single(opt, bool(parts), scaling)
 
 
 def _gather(opt: "StepTuned") -> list[Part]:
     parts: dict[Any, Part] = {}
     for i, group in enumerate(opt.param_groups):
-        for p in group["params"]:
-            g = sharded.gradient(p)
-            if g is None:
-                continue
-            if g.layout is not torch.strided:
-                raise RuntimeError(
-                    "StepTuned does not support sparse gradients: make the layer's gradients dense"
-                )
+        for p, g in gradients_of(group, type(opt).__name__):
             place = sharded.place(p)
             part = parts.setdefault((i, p.device, p.dtype, place), Part(group, place))
             part.owners.append(p)
@@ -209,13 +189,13 @@ def _clip_coefficient(opt: "StepTuned", parts: list[Part], scaling: Scaling | No
 
 
 def _move(
-    opt: "StepTuned",
-    parts: list[Part],
-    before: list[list[Tensor]],
-    scaling: Scaling | None,
-    coefficient: Tensor,
-) -> None:
-    """theta + gamma (update of the base), where the base updates with its own learning rate."""
+    opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor
+) -> list[list[Tensor]]:
+    """theta + gamma (update of the base), where the base updates with its own learning rate.
+
+    Returns copies of the parameters before.
+    """
+    before = [[p.clone() for p in part.params] for part in parts]
     with _base_gradients(opt, parts, scaling, coefficient):
         opt.base.step()
     for part, points in zip(parts, before, strict=True):
@@ -228,6 +208,7 @@ def _move(
             torch._foreach_lerp_(params, points, back.item())
         else:
             torch._foreach_lerp_(params, points, [back] * len(params))
+    return before
 
 
 @contextmanager
