@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from steptuned import StepTunedSGD
+import variants
 
 SCRIPT = Path(__file__).parent / "accelerate_on_ranks.py"
 
@@ -25,7 +25,7 @@ def fresh_state():
     GradientState._reset_state()
 
 
-def prepared(**options):
+def prepared(make=variants.plain, **options):
     accelerator = Accelerator(cpu=True, **options)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3))
@@ -33,12 +33,12 @@ def prepared(**options):
     data = TensorDataset(
         torch.randn(40, 4, generator=generator), torch.randn(40, 3, generator=generator)
     )
-    opt = StepTunedSGD(model.parameters(), lr=0.3, bounds=(0.05, 20.0))
+    opt = make(model.parameters())
     return accelerator, *accelerator.prepare(model, opt, DataLoader(data, batch_size=8))
 
 
-def train(form, scheduled=False):
-    accelerator, model, opt, loader = prepared()
+def train(form, scheduled=False, make=variants.plain):
+    accelerator, model, opt, loader = prepared(make)
     scheduler = (
         accelerator.prepare(torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)) if scheduled else None
     )
@@ -64,9 +64,9 @@ def passes(opt, backward):
         backward()
 
 
-def plain(scheduled=False):
+def plain(scheduled=False, make=variants.plain):
     """The same without accelerate."""
-    _, model, opt, loader = prepared()
+    _, model, opt, loader = prepared(make)
     opt = opt.optimizer
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9) if scheduled else None
     for i, (x, y) in enumerate(loader):
@@ -83,10 +83,11 @@ def flat(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
+@pytest.mark.parametrize("make", variants.VARIANTS)
 @pytest.mark.parametrize("form", [closure, passes])
-def test_a_prepared_optimizer_gives_the_numbers_of_a_plain_one(form):
-    model, opt = train(form)
-    expected, theirs = plain()
+def test_a_prepared_optimizer_gives_the_numbers_of_a_plain_one(form, make):
+    model, opt = train(form, make=make)
+    expected, theirs = plain(make=make)
     assert torch.equal(flat(model), flat(expected))
     assert torch.equal(opt.optimizer.gamma, theirs.gamma)
     assert opt.optimizer.stats() == theirs.stats()
@@ -99,9 +100,10 @@ def test_a_prepared_scheduler_counts_iterations():
     assert torch.equal(flat(model), flat(expected))
 
 
-def test_a_prepared_optimizer_resumes_from_accelerates_checkpoint_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("make", variants.VARIANTS)
+def test_a_prepared_optimizer_resumes_from_accelerates_checkpoint_bit_for_bit(tmp_path, make):
     def run(save=None, load=None):
-        accelerator, model, opt, loader = prepared()
+        accelerator, model, opt, loader = prepared(make)
         for i, (x, y) in enumerate(loader):
             if save and i == 2:
                 accelerator.save_state(save)

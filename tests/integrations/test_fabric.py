@@ -9,7 +9,7 @@ from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from steptuned import StepTunedSGD
+from variants import VARIANTS, plain
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "fabric.md"
 
@@ -19,11 +19,11 @@ pytestmark = [
 ]
 
 
-def prepared(fabric=None):
+def prepared(fabric=None, make=plain):
     torch.manual_seed(0)
     first = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
     model = nn.Sequential(first, nn.Dropout(0.3), nn.Linear(8, 3))
-    opt = StepTunedSGD(model.parameters(), lr=0.3, bounds=(0.05, 20.0), max_grad_norm=0.5)
+    opt = make(model.parameters())
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(40, n, generator=generator) for n in (4, 3))
     loader = DataLoader(TensorDataset(x, y), batch_size=8)
@@ -33,9 +33,9 @@ def prepared(fabric=None):
     return model, opt, loader
 
 
-def train(form, precision="32-true", freeze=False):
+def train(form, precision="32-true", freeze=False, make=plain):
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
-    model, opt, loader = prepared(fabric if form != "plain" else None)
+    model, opt, loader = prepared(fabric if form != "plain" else None, make)
     torch.manual_seed(2)
     losses = []
     for x, y in loader:
@@ -52,7 +52,7 @@ def train(form, precision="32-true", freeze=False):
         if form == "closure":
             losses.append(opt.step(backward))
         else:
-            first, _ = [backward() for _ in opt.passes(freeze=model if freeze else None)]
+            first, *_ = [backward() for _ in opt.passes(freeze=model if freeze else None)]
             losses.append(first)
     return model, opt, torch.stack(losses).detach()
 
@@ -64,10 +64,11 @@ def state(model):
 FORMS = [("closure", False), ("passes", False), ("passes", True)]
 
 
+@pytest.mark.parametrize("make", VARIANTS)
 @pytest.mark.parametrize(("form", "freeze"), FORMS)
-def test_fabric_gives_the_numbers_of_a_plain_loop(form, freeze):
-    model, opt, losses = train(form, freeze=freeze)
-    expected, theirs, their_losses = train("plain", freeze=freeze)
+def test_fabric_gives_the_numbers_of_a_plain_loop(form, freeze, make):
+    model, opt, losses = train(form, freeze=freeze, make=make)
+    expected, theirs, their_losses = train("plain", freeze=freeze, make=make)
     assert torch.equal(state(model), state(expected))
     assert torch.equal(losses, their_losses)
     assert opt.stats() == theirs.stats()
@@ -80,11 +81,12 @@ def test_bf16_works_in_both_passes():
     assert losses.isfinite().all()
 
 
-def test_a_checkpoint_of_fabric_contains_the_measurement(tmp_path):
+@pytest.mark.parametrize("make", VARIANTS)
+def test_a_checkpoint_of_fabric_contains_the_measurement(tmp_path, make):
     fabric = Fabric(accelerator="cpu", devices=1)
-    model, opt, _ = train("closure")
+    model, opt, _ = train("closure", make=make)
     fabric.save(tmp_path / "state.ckpt", {"model": model, "opt": opt})
-    fresh, other, loader = prepared(fabric)
+    fresh, other, loader = prepared(fabric, make)
     fabric.load(tmp_path / "state.ckpt", {"model": fresh, "opt": other})
     assert other.stats() == opt.stats()
     for x, y in loader:

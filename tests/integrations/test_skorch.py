@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from steptuned import StepTunedSGD
+import variants
 
 skorch = pytest.importorskip("skorch")
 
@@ -24,7 +24,8 @@ class Net(nn.Module):
         return self.layers(inputs)
 
 
-def test_skorch_gives_the_numbers_of_a_plain_loop():
+@pytest.mark.parametrize("make", variants.VARIANTS)
+def test_skorch_gives_the_numbers_of_a_plain_loop(make):
     from skorch.callbacks import LRScheduler
 
     generator = np.random.default_rng(0)
@@ -32,10 +33,7 @@ def test_skorch_gives_the_numbers_of_a_plain_loop():
     decay = {"policy": torch.optim.lr_scheduler.ExponentialLR, "gamma": 0.9, "step_every": "batch"}
     net = skorch.NeuralNetRegressor(
         Net,
-        optimizer=StepTunedSGD,
-        optimizer__bounds=(0.05, 20.0),
-        optimizer__max_grad_norm=0.5,
-        lr=0.3,
+        optimizer=lambda groups, lr: make([p for group in groups for p in group["params"]]),
         batch_size=8,
         max_epochs=2,
         train_split=None,
@@ -49,8 +47,7 @@ def test_skorch_gives_the_numbers_of_a_plain_loop():
     torch.manual_seed(1)
     net.partial_fit(x, y)
 
-    options = {"lr": 0.3, "bounds": (0.05, 20.0), "max_grad_norm": 0.5}
-    opt = StepTunedSGD(expected.parameters(), **options)
+    opt = make(expected.parameters())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     torch.manual_seed(1)
     batches = list(zip(torch.from_numpy(x).split(8), torch.from_numpy(y).split(8), strict=True))
