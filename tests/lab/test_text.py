@@ -189,6 +189,13 @@ def test_the_experiment_gives_every_method_the_same_back_propagations_and_decay(
         "momentum",
         "adamw",
         "step-tuned-sgd",
+        "every-4",
+        "every-16",
+        "relative",
+        "relative-4",
+        "relative-16",
+        "step-tuned-momentum",
+        "step-tuned-adamw",
     ]
     specs = [
         experiment.spec(entry, entry.grid()[0], 0, 0, experiment.budget)
