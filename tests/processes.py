@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 
 MARK = "STEPTUNED_TEST_MARK"
+PATIENCE = 1800.0
+"""Seconds after which a test gives up on a process that hangs. A busy machine needs far less."""
 HELPERS = ("loky", "forkserver", "resource_tracker")
 """Processes that Python keeps for reuse and that end with their parent."""
 
@@ -50,9 +52,9 @@ def is_descendant(pid):
     return False
 
 
-def wait_until_none(found, seconds=120):
+def wait_until_none(found):
     """Wait until there is no such process. Returns those that are left."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while (left := found()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left

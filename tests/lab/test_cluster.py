@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
+from processes import PATIENCE
 from specs import make_spec
 from steptuned.lab.cluster import DaskEngine, _data
 from steptuned.lab.engine import EngineError, WorkerConfig, share
@@ -49,8 +50,6 @@ log_every = 20
 decay = "iteration"
 lr = 1.0
 """
-
-PATIENCE = 300
 
 
 class Processes:
@@ -120,9 +119,9 @@ def processes_of(tmp_path):
     processes.kill_all()
 
 
-def wait_until(what, *processes, seconds=120):
+def wait_until(what, *processes):
     """Wait for a condition that must become true while these processes are alive."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not (found := what()):
         for process in processes:
             assert process.poll() is None, process.said()
@@ -226,7 +225,7 @@ def test_a_run_that_always_kills_its_worker_is_given_up_and_the_cluster_survives
         else:
             assert run.status() == "finished"
     with Client(address) as watching:
-        watching.wait_for_workers(2, timeout=60)
+        watching.wait_for_workers(2, timeout=PATIENCE)
 
 
 def test_ctrl_c_drops_waiting_runs_and_a_dead_scheduler_is_reported(processes_of, tmp_path):

@@ -28,6 +28,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from processes import PATIENCE
 from specs import on_real_data
 from steptuned.lab.data import commands, fetching
 from steptuned.lab.data.fetching import fetch
@@ -703,7 +704,7 @@ def fetching_process(url, home, limit=0, progress=False):
 
 def test_a_refused_write_is_reported(cifar, home, site):
     with fetching_process(site.page("/a", cifar.archive), home, limit=300) as process:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert said.strip().startswith(f"cifar-10 cannot be written to {home}: File too large; ")
     assert only_whole_files(cifar, home)
@@ -721,7 +722,7 @@ def half_way(url, cifar, home):
     cifar.write(home)
     (home / cifar.folder / "test.bin").write_bytes(b"old")
     process = fetching_process(url, home)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not any(size_of(path) for path in (home / cifar.folder / ".part").glob("*")):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
@@ -745,7 +746,7 @@ def test_a_killed_download_changes_no_file_and_the_next_one_succeeds(cifar, home
 def test_an_interrupted_download_leaves_nothing_behind(cifar, home, site):
     with half_way(site.page("/slow", cifar.archive, pause=0.5), cifar, home) as process:
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
     assert said.strip() == "interrupted"
     assert not (home / cifar.folder / ".part").exists()
     assert (home / cifar.folder / "test.bin").read_bytes() == b"old"
@@ -756,7 +757,7 @@ def test_a_second_download_waits_for_the_first_and_downloads_nothing(cifar, home
     with half_way(url, cifar, home) as process:
         cifar.offer(url)
         assert fetch("cifar-10", home, progress=False) == []
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
     assert (process.returncode, said) == (0, "")
     assert site.asked == ["/slow"]
     assert only_whole_files(cifar, home)
@@ -764,7 +765,7 @@ def test_a_second_download_waits_for_the_first_and_downloads_nothing(cifar, home
 
 def test_progress_is_shown_if_requested(cifar, home, site):
     with fetching_process(site.page("/a", cifar.archive), home, progress=True) as process:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert "100%" in said
     assert "Downloading" not in said

@@ -15,6 +15,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from made_up import fill, put, records_of
+from processes import PATIENCE
 from steptuned.lab.experiment import load_all
 from steptuned.lab.report import writing
 from steptuned.lab.report.view import thin, view_of
@@ -341,7 +342,7 @@ def test_watch_rewrites_the_page_during_runs_until_ctrl_c(folder):
 
 
 def _wait(condition):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import small_data
-from processes import MARK, marked, wait_until_none
+from processes import MARK, PATIENCE, marked, wait_until_none
 from specs import make_spec, on_real_data
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import Died, Run, Store
@@ -241,7 +241,7 @@ def test_ctrl_c_stops_cleanly_and_prints_how_to_continue(tmp_path):
     )
     sweep = Sweep(path, tmp_path / "out")
     logs = tmp_path / "out" / "runs"
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE
     while (
         not any(run.last_record() for run in Store(tmp_path / "out").runs())
         and time.monotonic() < deadline
@@ -288,7 +288,7 @@ def test_workers_of_a_killed_sweep_exit_and_leave_their_runs_resumable(tmp_path,
     path.write_text(LONG)
     sweep = Sweep(path, out, checkpoint_seconds=1000)
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE
         while not any(run.last_record() for run in Store(out).runs()):
             assert sweep.process.poll() is None, sweep.said.read_text()
             assert time.monotonic() < deadline

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from processes import PATIENCE
 from specs import make_spec
 from steptuned.lab.driver import Driver
 from steptuned.lab.engine import TorchrunEngine, WorkerConfig
@@ -80,7 +81,7 @@ class Started:
                 os.kill(pid, signal.SIGKILL)
 
     def end(self):
-        said, _ = self.process.communicate(timeout=300)
+        said, _ = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, said
 
     def rank(self, index):
@@ -164,7 +165,7 @@ def test_three_ranks_give_the_run_of_one_process_even_if_killed(tmp_path, small,
     # A rank is killed in the middle of the second run; the same command continues.
     disturbed = ["run", *files, "--out", tmp_path / "disturbed", "--checkpoint-seconds", "0"]
     with Started(tmp_path, small, *disturbed) as started:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + PATIENCE
         while not list((tmp_path / "disturbed").glob("runs/*/*nin*/checkpoint.pt")):
             assert time.monotonic() < deadline
             assert started.process.poll() is None, started.end()

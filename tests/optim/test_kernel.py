@@ -19,6 +19,7 @@ import torch
 
 import steptuned
 from compare import same
+from processes import PATIENCE
 from steptuned import StepTunedSGD
 from steptuned.optim import halves, kernel
 from steptuned.optim.state import fresh_scalars
@@ -294,7 +295,7 @@ def libraries(cache):
 def test_eight_processes_that_start_at_once_leave_one_whole_file(tmp_path):
     processes = [start(tmp_path) for _ in range(8)]
     for process in processes:
-        said, errors = process.communicate(timeout=300)
+        said, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
         assert said.startswith("True"), said
         assert not errors

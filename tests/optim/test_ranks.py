@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ranks
+from processes import PATIENCE
 
 HERE = Path(__file__).parent
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -34,7 +35,11 @@ def torchrun(number, *script):
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, *map(str, script)], env=environment, capture_output=True, text=True, timeout=600
+        [*command, *map(str, script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
 
 
@@ -252,7 +257,7 @@ def test_without_torchrun_the_survivor_reports_that_its_peer_is_gone(tmp_path):
         )
         for rank in "01"
     ]
-    said = [process.communicate(timeout=300)[1] for process in both]
+    said = [process.communicate(timeout=PATIENCE)[1] for process in both]
     assert [process.returncode for process in both] == [1, -9]
     assert "closed by peer" in said[0] or "reset by peer" in said[0]
 
