@@ -104,6 +104,14 @@ def test_packing_an_unpacked_store_gives_the_same_records(packed, tmp_path):
     assert str(tables[0].to_pylist()) == str(tables[1].to_pylist()), "as text, where nan is nan"
 
 
+def test_a_store_that_has_the_experiment_keeps_one_copy_of_it(store, packed, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(store, copy)
+    before = {path.name: path.read_text() for path in (copy / "experiments").iterdir()}
+    unpack(packed, copy)
+    assert {path.name: path.read_text() for path in (copy / "experiments").iterdir()} == before
+
+
 def test_a_file_is_readable_with_two_lines_of_pandas(packed):
     table = pandas.read_parquet(packed / "small-paper.parquet")
     last = table[~table.thinned].groupby(["method", "seed"]).loss.last()

@@ -218,7 +218,7 @@ def verify(folder: Path) -> dict[str, Any]:
 def unpack(folder: Path, store: Path) -> int:
     """Unpack a folder into a store. Returns the number of runs.
 
-    Runs that the store already has stay as they are.
+    Runs and experiments that the store already has stay as they are.
     """
     runs: dict[str, Path] = {}
     for name in verify(folder)["files"]:
@@ -228,11 +228,9 @@ def unpack(folder: Path, store: Path) -> int:
                 write_json(store / "table-2" / file, timing)
             continue
         table = pyarrow.parquet.read_table(folder / name)
-        (store / "experiments").mkdir(parents=True, exist_ok=True)
-        write_json(
-            store / "experiments" / f"{Path(name).stem}.json",
-            json.loads(table.schema.metadata[ABOUT]),
-        )
+        asked = json.loads(table.schema.metadata[ABOUT])
+        if not Store(store).remembers(asked["figure"], asked["scale"], asked["experiments"]):
+            Store(store).remember(**asked)
         for about, records in _runs_of(table):
             runs[about["run"]] = _restore(Store(store), about, records)
     return len(runs)

@@ -310,13 +310,22 @@ class Store:
         The same experiments with another number of seeds replace them.
         """
         content = {"figure": figure, "scale": scale, "experiments": experiments, "command": command}
-        folder = self.folder.parent / "experiments"
-        folder.mkdir(parents=True, exist_ok=True)
-        mark = _mark(experiments)
-        write_json(folder / f"{figure}-{scale}-{mark}.json", content)
-        older = folder / f"{figure}-{scale}.json"  # the name used before the mark was part of it
-        if older.exists() and _mark(json.loads(older.read_text())["experiments"]) == mark:
+        path = self._experiment_file(figure, scale, experiments)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, content)
+        older = path.with_name(f"{figure}-{scale}.json")  # before the mark was part of the name
+        if older.exists() and _mark(json.loads(older.read_text())["experiments"]) == _mark(
+            experiments
+        ):
             older.unlink()
+
+    def remembers(self, figure: str, scale: str, experiments: list[dict[str, Any]]) -> bool:
+        """Whether these experiments are stored, with any number of seeds."""
+        return self._experiment_file(figure, scale, experiments).exists()
+
+    def _experiment_file(self, figure: str, scale: str, experiments: list[dict[str, Any]]) -> Path:
+        folder = self.folder.parent / "experiments"
+        return folder / f"{figure}-{scale}-{_mark(experiments)}.json"
 
     def experiment_files(self) -> list[Path]:
         """The files of the stored experiments, the oldest first."""
