@@ -79,6 +79,7 @@ class Started:
         if self.process.poll() is None:  # the ranks have sessions of their own
             for pid in [*self.ranks(), self.process.pid]:
                 os.kill(pid, signal.SIGKILL)
+            self.process.communicate()
 
     def end(self):
         said, _ = self.process.communicate(timeout=PATIENCE)
