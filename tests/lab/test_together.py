@@ -118,6 +118,31 @@ def files(tmp_path):
     return [tmp_path / f"{name}.toml" for name in sizes]
 
 
+def assert_like_one_process(store, path):
+    """One process on the joined mini-batches has the same trajectory up to float32 rounding."""
+    experiment = load(path, "paper")
+    spec = experiment.spec(
+        experiment.entries[0], experiment.entries[0].grid()[0], 1, 0, experiment.budget
+    )
+    problem = PROBLEMS[spec.problem].from_dict(spec.options, spec.seed, torch.device("cpu"))
+    driver = Driver(spec.method, problem, spec.hyper)
+    (together,) = [
+        r for r in store.runs() if r.spec.options["network"] == "lenet" and r.spec.seed == spec.seed
+    ]
+    for record in together.records():
+        while driver.batches * 2 < record["bp"] or driver._pass:
+            driver.advance()
+        alone = {**problem.evaluate(), **driver.diagnostics()}
+        assert record["samples"] == driver.samples
+        for name, within in {
+            "loss": 1e-4,
+            "plain loss": 1e-4,
+            "test loss": 1e-4,
+            "gamma": 1e-2,
+        }.items():
+            assert record[name] == pytest.approx(alone[name], rel=within), name
+
+
 def test_three_ranks_give_the_run_of_one_process_even_if_killed(tmp_path, small, files):
     with Started(
         tmp_path,
@@ -137,31 +162,7 @@ def test_three_ranks_give_the_run_of_one_process_even_if_killed(tmp_path, small,
     assert [run.status() for run in undisturbed.runs()] == ["finished"] * 2
     assert all(run.environment()["ranks"] == 3 for run in undisturbed.runs())
 
-    # One process on the joined mini-batches has the same trajectory up to single-precision
-    # rounding.
-    experiment = load(files[0], "paper")
-    spec = experiment.spec(
-        experiment.entries[0], experiment.entries[0].grid()[0], 1, 0, experiment.budget
-    )
-    problem = PROBLEMS[spec.problem].from_dict(spec.options, spec.seed, torch.device("cpu"))
-    driver = Driver(spec.method, problem, spec.hyper)
-    (together,) = [
-        r
-        for r in undisturbed.runs()
-        if r.spec.options["network"] == "lenet" and r.spec.seed == spec.seed
-    ]
-    for record in together.records():
-        while driver.batches * 2 < record["bp"] or driver._pass:
-            driver.advance()
-        alone = {**problem.evaluate(), **driver.diagnostics()}
-        assert record["samples"] == driver.samples
-        for name, within in {
-            "loss": 1e-4,
-            "plain loss": 1e-4,
-            "test loss": 1e-4,
-            "gamma": 1e-2,
-        }.items():
-            assert record[name] == pytest.approx(alone[name], rel=within), name
+    assert_like_one_process(undisturbed, files[0])
 
     # A rank is killed in the middle of the second run; the same command continues.
     disturbed = ["run", *files, "--out", tmp_path / "disturbed", "--checkpoint-seconds", "0"]

@@ -436,6 +436,18 @@ def killed(folder):
 # ---------------------------------------------------------------------------------- what is refused
 
 
+def half_scaled():
+    """The first of two parameters, whose mesh a scaler uses, is not sharded."""
+    kinds = [Replicate()], [Shard(0)]
+    params = [nn.Parameter(distribute_tensor(torch.ones(4), line(), kind)) for kind in kinds]
+    for p in params:
+        p.grad = p.detach().clone()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    opt = StepTunedSGD(params)
+    scaler.step(opt.first_pass)
+
+
 def refusals(folder):
     """The error message of each case."""
     from torch.distributed.optim import (
@@ -448,17 +460,6 @@ def refusals(folder):
         except (ValueError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"
         return "nothing"
-
-    def half_scaled():
-        """The first of two parameters, whose mesh a scaler uses, is not sharded."""
-        kinds = [Replicate()], [Shard(0)]
-        params = [nn.Parameter(distribute_tensor(torch.ones(4), line(), kind)) for kind in kinds]
-        for p in params:
-            p.grad = p.detach().clone()
-        scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(torch.ones(()))
-        opt = StepTunedSGD(params)
-        scaler.step(opt.first_pass)
 
     elsewhere = distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0]), [Shard(0)])
     model = sharded(Network(), line())

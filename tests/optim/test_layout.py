@@ -208,6 +208,17 @@ def test_a_group_added_later_begins_with_G_zero(large, monkeypatch):
     np.testing.assert_allclose(trajectories[1][1], trajectories[0][1], rtol=1e-10)
 
 
+# Which parameters have a gradient in the first and in the second pass of each iteration.
+PRESENCE = [
+    ("abcd", "abcd"),
+    ("abc", "abd"),
+    ("ac", "ab"),
+    ("abcd", "abcd"),
+    ("ad", "ad"),
+    ("abcd", "abcd"),
+]
+
+
 @pytest.mark.parametrize("large", [1, 1 << 16])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_a_parameter_without_a_gradient_in_a_pass_counts_as_dg_zero(
@@ -231,16 +242,7 @@ def test_a_parameter_without_a_gradient_in_a_pass_counts_as_dg_zero(
         weight_decay=weight_decay,
     )
     gamma = 1.0
-    # which parameters have a gradient in the first and in the second pass of each iteration
-    presence = [
-        ("abcd", "abcd"),
-        ("abc", "abd"),
-        ("ac", "ab"),
-        ("abcd", "abcd"),
-        ("ad", "ad"),
-        ("abcd", "abcd"),
-    ]
-    for k, (first, second) in enumerate(presence):
+    for k, (first, second) in enumerate(PRESENCE):
         raw = [{name: rng.standard_normal(4) for name in names} for names in (first, second)]
         used: list[dict] = [{}, {}]
         start = dict(theta)
