@@ -211,6 +211,31 @@ def test_a_run_saved_between_the_passes_resumes_bit_for_bit():
     assert same((theta, opt.state_dict()), (other, loaded.state_dict()))
 
 
+@pytest.mark.parametrize("options", [{}, {"maximize": True}, {"weight_decay": 0.1}], ids=str)
+@pytest.mark.parametrize("what", ["saved", "no second gradient"])
+def test_a_scaled_gradient_that_is_held_is_unscaled_when_it_is_read(what, options, off):
+    """g0 is read if the state is saved between the passes, or if a parameter has no g1."""
+
+    def ends():
+        params = [torch.full((3,), 1.0 + i, dtype=torch.float64).requires_grad_() for i in (0, 1)]
+        opt = StepTunedSGD(params, lr=0.1, bounds=(1e-3, 1e3), **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in (opt.first_pass, opt):
+            used = params if what == "saved" or step is opt.first_pass else params[:1]
+            scaler.scale(sum((p**3).sum() for p in used)).backward()
+            scaler.step(step)
+            scaler.update()
+            if what == "saved" and opt.pending:
+                saved = copy.deepcopy(opt.state_dict())
+                opt.load_state_dict(saved)
+        return [opt.gamma, opt.curvature, *params, *(opt.state[p]["G"] for p in params)]
+
+    by_kernel = ends()
+    off()
+    for ours, theirs in zip(by_kernel, ends(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 def test_weight_decay_changed_between_the_passes_counts_for_the_second_only():
     theta = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
     opt = StepTunedSGD([theta], lr=0.1, weight_decay=0.5, beta=0.0)

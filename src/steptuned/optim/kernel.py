@@ -93,6 +93,8 @@ class _Call(ctypes.Structure):
 class RawGradient(NamedTuple):
     """How to compute g0 from the unmodified gradient of the first pass.
 
+    ``sign`` also unscales a gradient that was scaled by a GradScaler.
+
     theta_{k+1/2} = theta_k - step g0 and g0 = sign gradient + decay theta_k, so that
     g0 = ratio (sign gradient + decay theta_{k+1/2}): g0 needs no memory of its own.
     """
@@ -104,7 +106,7 @@ class RawGradient(NamedTuple):
     def g0(self, gradient: Tensor, half: Tensor) -> Tensor:
         """g0, rounded as the kernel rounds it. ``half`` is theta_{k+1/2}."""
         if not self.decay:
-            return gradient if self.sign == 1 else -gradient
+            return gradient if self.sign == 1 else gradient * self.sign
         return half.detach().mul(self.decay).add_(gradient, alpha=self.sign).mul_(self.ratio)
 
 
