@@ -21,10 +21,12 @@ import typer
 from torch import nn
 
 import steptuned
+import steptuned.lab.claims
 import steptuned.lab.methods
 import steptuned.lab.problems
+from steptuned.lab.claims import verdicts
 from steptuned.lab.cli import app
-from steptuned.lab.discovery import classes_in_package
+from steptuned.lab.discovery import classes_in_package, modules_of
 from steptuned.lab.experiment import load
 from steptuned.lab.methods.base import Method
 from steptuned.lab.problems.base import Problem
@@ -264,20 +266,26 @@ def test_pages_tested_elsewhere_are_named_there():
     "page", [path for path in PAGES if "extending" in path.parts], ids=lambda page: page.stem
 )
 def test_the_worked_example_of_an_extension_runs(page, tmp_path):
-    """As a reader would do it: write the files of the page, then run its command."""
+    """As a reader would do it: write the files of the page, then run its commands."""
     for text in (*blocks(page, "python"), *blocks(page, "toml")):
         (tmp_path / re.match(r"# (\S+)\n", text)[1]).write_text(text)
-    (command,) = blocks(page, "sh")
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split(), "--jobs", "2"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    (commands,) = blocks(page, "sh")
+    for command in commands.splitlines():
+        jobs = ["--jobs", "2"] if " run " in command else []
+        done = subprocess.run(
+            [sys.executable, "-m", *command.split(), *jobs],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
     (picture,) = (tmp_path / "results" / "figures").glob("*.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
+    shown = blocks(page, "console")
+    assert len(shown) == (page.stem == "claim"), "the page on claims shows a verdict"
+    for text in shown:
+        assert " ".join(text.split()) in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -298,6 +306,18 @@ def test_an_extension_file_needs_no_change_in_the_package(
     found = classes_in_package(package.__name__, base)
     del sys.modules[f"{package.__name__}.{name}"]
     assert found.keys() - before.keys() == {name}
+
+
+def test_a_file_with_a_claim_needs_no_change_in_the_package(tmp_path, monkeypatch):
+    (text,) = blocks(ROOT / "docs" / "extending" / "claim.md", "python")
+    (tmp_path / "of_the_page.py").write_text(text)
+    package, before = steptuned.lab.claims, verdicts.CLAIMS.keys()
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    monkeypatch.setattr(verdicts, "CLAIMS", found := {})
+    for module in modules_of(package.__name__):
+        verdicts.add_claims(module)
+    del sys.modules[f"{package.__name__}.of_the_page"]
+    assert found.keys() - before == {verdicts.OWN}
 
 
 COMMANDS = [

@@ -1,7 +1,7 @@
 """Stores with made-up runs, for tests of what reads stores."""
 
 from steptuned.lab import paired_runs
-from steptuned.lab.claims import criteria_hash
+from steptuned.lab.claims.criteria import criteria_hash
 from steptuned.lab.experiment import Entry
 from steptuned.lab.results import Results
 from steptuned.lab.run import folder_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from made_up import records_of
-from steptuned.lab.claims import criterion
+from steptuned.lab.claims.criteria import criterion
 from steptuned.lab.curves import Curve, curve_of, drop_of
 
 LIMITS = criterion(10).thresholds

@@ -17,7 +17,7 @@ READ = [
     "measures",
     "rate",
     "table2",
-    "claims",
+    *(f"claims.{p.stem}" for p in LAB.glob("claims/*.py")),
     "evidence",
     *(f"report.{p.stem}" for p in LAB.glob("report/*.py")),
 ]
@@ -62,6 +62,17 @@ def test_what_both_sides_share_does_not_import_the_read_side(name):
         if module.startswith(
             ("steptuned.lab.report", "steptuned.lab.claims", "steptuned.lab.results")
         )
+    }
+
+
+def test_a_run_stores_the_hash_of_the_criteria_without_importing_a_judge():
+    criteria = {m for m in imported(path_of("claims.criteria")) if m.startswith("steptuned.")}
+    assert criteria == {"steptuned.lab.spec", "steptuned.lab.spec.canonical"}
+    assert not list(imported(path_of("claims.__init__")))
+    in_run = {m for m in imported(path_of("run")) if m.startswith("steptuned.lab.claims")}
+    assert in_run == {
+        "steptuned.lab.claims.criteria",
+        "steptuned.lab.claims.criteria.criteria_hash",
     }
 
 

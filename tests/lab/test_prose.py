@@ -3,7 +3,8 @@
 import pytest
 
 from made_up import OnePointGrids, fill, records_of
-from steptuned.lab import claims, paired_runs
+from steptuned.lab import paired_runs
+from steptuned.lab.claims.verdicts import judge
 from steptuned.lab.paired_runs import PairedRuns
 from steptuned.lab.report import prose, results
 
@@ -74,11 +75,11 @@ def test_few_and_many_images_are_compared_if_both_were_run(store):
 
 
 def test_the_readme_and_the_package_contain_the_verdicts(store):
-    judged = claims.judge(store)
+    judged = judge(store)
     readme = "# Title\n\n<!-- verdicts -->\nold\n<!-- end of verdicts -->\n\nThe rest.\n"
     new = results.with_verdicts(readme, judged)
     assert "old" not in new
-    assert new.startswith("# Title\n\n<!-- verdicts -->\n\nOf 17 claims: ")
+    assert new.startswith(f"# Title\n\n<!-- verdicts -->\n\nOf {len(judged)} claims: ")
     assert new.endswith("<!-- end of verdicts -->\n\nThe rest.\n")
     assert results.with_verdicts(new, judged) == new
     with pytest.raises(ValueError, match="the README has no lines"):

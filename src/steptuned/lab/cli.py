@@ -125,7 +125,7 @@ def _begin(
         typer.Option(
             "--with",
             metavar="FILE",
-            help="A Python file that adds problems, methods or figures.",
+            help="A Python file that adds problems, methods, figures or claims.",
         ),
     ] = [],  # noqa: B006 - typer makes a new list
 ) -> None:
@@ -344,12 +344,12 @@ def claims(
         typer.Option("--markdown", help="Write the tables as Markdown."),
     ] = None,
 ) -> None:
-    """Judge every claim of the paper by the runs in a folder.
+    """Judge every claim of the paper, and those given as --with, by the runs in a folder.
 
     With 5 seeds or 20 instances a claim is reproduced or not reproduced, with 3 or 4 seeds it is
     consistent or inconsistent. It is mixed if scales or measures disagree. Otherwise it is not run.
     """
-    from steptuned.lab.claims import judge
+    from steptuned.lab.claims.verdicts import judge
     from steptuned.lab.report import results, tables, writing
 
     judged = judge(_existing(folder))

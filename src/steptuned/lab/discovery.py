@@ -1,19 +1,25 @@
-"""Find the problems and methods in the files of a package, or in an extension file."""
+"""Find what the files of a package, or an extension file, define."""
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from types import ModuleType
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
+def modules_of(package: str) -> Iterator[ModuleType]:
+    """All files of a package, imported."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        yield importlib.import_module(f"{package}.{module.name}")
+
+
 def classes_in_package(package: str, base: type[T]) -> dict[str, type[T]]:
     """The named subclasses of ``base`` in all files of a package."""
-    path = importlib.import_module(package).__path__
     found: dict[str, type[T]] = {}
-    for module in pkgutil.iter_modules(path):
-        found |= classes_in_module(importlib.import_module(f"{package}.{module.name}"), base)
+    for module in modules_of(package):
+        found |= classes_in_module(module, base)
     return found
 
 

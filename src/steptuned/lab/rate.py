@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from steptuned.lab.claims.criteria import criterion
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group
 
@@ -39,8 +40,6 @@ class Rate:
         The theorem is an upper bound. It says nothing about the beginning, where this J is flat and
         its gradient small before there is any progress.
         """
-        from steptuned.lab.claims import criterion  # claims imports this module
-
         if self.remaining > criterion(16).thresholds["fallen to"]:
             return "k too small: the smallest gradient is about that of the start"
         return "supported" if self.low <= self.bound else "not supported"

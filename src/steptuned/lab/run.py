@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import steptuned
+from steptuned.lab.claims.criteria import criteria_hash
 from steptuned.lab.driver import Driver, no_advice
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
@@ -269,7 +270,6 @@ def synchronise(device: torch.device) -> None:
 
 def environment_now(device: str, threads: int) -> dict[str, Any]:
     """The versions, the machine and the criteria of the claims, stored with every run."""
-    from steptuned.lab.claims import criteria_hash  # claims read what is written here
 
     return {
         "steptuned": steptuned.__version__,

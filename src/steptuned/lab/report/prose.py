@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from steptuned.lab.claims import TUNED
+from steptuned.lab.claims.judging import TUNED
 from steptuned.lab.paired_runs import MissingRuns, PairedRuns
 from steptuned.lab.report.gamma import bounds_of, is_fixed
 from steptuned.lab.results import Results

@@ -7,8 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from steptuned.lab import claims
-from steptuned.lab.claims import TUNED, Claim, Judgement
+from steptuned.lab.claims.judging import TUNED, Claim
+from steptuned.lab.claims.verdicts import Judgement, as_data, judge
 from steptuned.lab.paired_runs import PairedRuns
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report import figures, prose, tables
@@ -95,7 +95,7 @@ def write(
         page.parent / "figures",
         results,
         _sections(store, results),
-        claims.judge(store),
+        judge(store),
         [page],
     )
     parts = [
@@ -170,7 +170,7 @@ def with_verdicts(readme: str, judged: list[tuple[Claim, Judgement]]) -> str:
 def as_published(judged: list[tuple[Claim, Judgement]]) -> str:
     """The verdicts as they are packaged: JSON, one claim per line."""
     kept = ("number", "claim", "verdict", "n", "pairs", "scales", "measured")
-    rows = [{key: one[key] for key in kept} for one in claims.as_data(judged)]
+    rows = [{key: one[key] for key in kept} for one in as_data(judged)]
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 
 

@@ -9,16 +9,10 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from steptuned.lab.claims import (
-    JUDGED,
-    OTHERS,
-    SIX,
-    TUNED,
-    Claim,
-    Judgement,
-    Verdict,
-    criteria_hash,
-)
+from steptuned.lab.claims.criteria import criteria_hash
+from steptuned.lab.claims.judging import OTHERS, TUNED, Claim
+from steptuned.lab.claims.networks import SIX
+from steptuned.lab.claims.verdicts import JUDGED, Judgement, Verdict
 from steptuned.lab.measures import COMPARED, LOSS, Measure
 from steptuned.lab.methods import METHODS
 from steptuned.lab.paired_runs import MissingRuns, PairedRuns
@@ -226,11 +220,21 @@ def claim_block(claim: Claim, j: Judgement, width: int) -> str:
 
 def claims(judged: list[tuple[Claim, Judgement]]) -> list[Table]:
     """Every claim with its verdict, then the criteria, then the comparisons behind the verdicts."""
-    criteria_title = f"the criteria, fixed before the runs ({criteria_hash()})"
-    criteria = Table(criteria_title, ["#", "reproduced if"])
+    criteria = Table(_criteria_title(judged), ["#", "reproduced if"])
     criteria.rows = [[str(claim.number), claim.criterion.criterion] for claim, _ in judged]
     compared = _comparisons(judged)
     return [_verdicts(judged), criteria, *([compared] if compared.rows else [])]
+
+
+def _criteria_title(judged: list[tuple[Claim, Judgement]]) -> str:
+    added = added_claims(judged)
+    hashed = f"{criteria_hash()}, which does not cover {added}" if added else criteria_hash()
+    return f"the criteria, fixed before the runs ({hashed})"
+
+
+def added_claims(judged: list[tuple[Claim, Judgement]]) -> str:
+    """The numbers of the claims whose criteria the hash does not cover; empty without any."""
+    return ", ".join(str(claim.number) for claim, _ in judged if not claim.is_hashed)
 
 
 def _verdicts(judged: list[tuple[Claim, Judgement]]) -> Table:

@@ -15,7 +15,9 @@ from typing import Any, get_args
 
 import jinja2
 
-from steptuned.lab import claims
+from steptuned.lab.claims.criteria import criteria_hash
+from steptuned.lab.claims.judging import Claim
+from steptuned.lab.claims.verdicts import Judgement, Verdict, as_data, judge
 from steptuned.lab.measures import COMPARED
 from steptuned.lab.report import figures, tables
 from steptuned.lab.report.results import environment_sentence, published
@@ -24,7 +26,7 @@ from steptuned.lab.results import TolerantResults
 from steptuned.lab.store import COMPLETE, Store
 from steptuned.lab.table2 import Timings
 
-VERDICTS = get_args(claims.Verdict)
+VERDICTS = get_args(Verdict)
 HEIGHT = {"page": 220, "row": 150}
 """Pixels of a plot: without its rows, and per row."""
 ROW = ("key", "label", "axis", "shown", "format")
@@ -42,7 +44,7 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
     for figure in shown:
         for panel in figure["panels"]:
             panel["index"] = index[panel["id"]]
-    judged = claims.judge(folder)
+    judged = judge(folder)
     runs, measured = results.store.runs(), Timings(folder).sets().values()
     page = _template().render(
         name=folder.resolve().name,
@@ -80,19 +82,19 @@ def keep_writing(folder: Path, report: Path, command: str, seconds: int) -> None
 
 
 def write_claims(
-    judged: list[tuple[claims.Claim, claims.Judgement]],
+    judged: list[tuple[Claim, Judgement]],
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
     """Write the judgements as JSON and as tables in Markdown."""
     if json_file is not None:
-        json_file.write_text(json.dumps(claims.as_data(judged), indent=1) + "\n")
+        json_file.write_text(json.dumps(as_data(judged), indent=1) + "\n")
     if markdown_file is not None:
         text = "\n\n".join(table.markdown() for table in tables.claims(judged))
         markdown_file.write_text(f"{text}\n")
 
 
-def _claims(judged: list[tuple[claims.Claim, claims.Judgement]]) -> dict[str, Any]:
+def _claims(judged: list[tuple[Claim, Judgement]]) -> dict[str, Any]:
     """What the page says about the claims."""
     counts = Counter(judgement.verdict for _, judgement in judged)
     packaged = {one["number"]: one for one in published()}
@@ -103,12 +105,13 @@ def _claims(judged: list[tuple[claims.Claim, claims.Judgement]]) -> dict[str, An
             "other": tables.other_criteria(judgement),
             "packaged": packaged.get(data["number"]),
         }
-        for data, (_, judgement) in zip(claims.as_data(judged), judged, strict=True)
+        for data, (_, judgement) in zip(as_data(judged), judged, strict=True)
     ]
     return {
         "claims": rows,
         "comparisons": tables.claims(judged)[2:],
-        "criteria": claims.criteria_hash(),
+        "criteria": criteria_hash(),
+        "added": tables.added_claims(judged),
         "verdicts": [(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]],
     }
 

@@ -1,0 +1,157 @@
+"""What a judge is made of: pairs of runs are compared, and the comparisons become a finding.
+
+A judge is a function that applies a criterion to the runs of one scale, by one measure. With the
+decorator :func:`judges` it becomes a claim. If runs are missing, it raises ``MissingRuns``.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from steptuned.lab.claims.criteria import CRITERIA, Criterion, criterion
+from steptuned.lab.paired_runs import MissingRuns, PairedRuns, Pairs
+from steptuned.lab.statistics import Comparison, compare_ratios
+
+TUNED = "step-tuned-sgd"
+OTHERS = ("sgd", "rmsprop", "adam")
+ALPHA = 0.05
+"""'A is below B' if p is at most this."""
+J_ONLY = ("loss",)
+TRAINING_LOSS = ("plain loss", "loss")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison that a verdict is based on."""
+
+    what: str
+    """A / B for a ratio, A - B for a difference."""
+    result: Comparison
+    pairs: Pairs
+    is_test: bool = True
+    """Whether the criterion asks that A is below B."""
+    scale: str = ""
+    measure: str = ""
+
+    @property
+    def below(self) -> bool:
+        """Whether A is below B: by the test, or in every pair if there are too few for a test."""
+        return self.result.p <= ALPHA if self.pairs.is_enough else self.result.better == 1
+
+    def __str__(self) -> str:
+        c = self.result
+        return f"{self.what} {c.median:.3g} [{c.low:.3g}, {c.high:.3g}], p = {c.p:.2g}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the runs of one scale, by one measure, say about a claim."""
+
+    holds: bool
+    measured: str
+    comparisons: tuple[Compared, ...]
+    pairs: Pairs
+    """The smallest set of pairs that it is based on."""
+    scale: str = ""
+    measure: str = ""
+
+
+Judge = Callable[[PairedRuns, Mapping[str, float], str], Finding]
+"""Takes the runs of a scale, the thresholds of the criterion and a measure of the training loss."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    criterion: Criterion
+    judge: Judge
+    measures: tuple[str, ...]
+    """The measures that it is judged by. If they disagree, the verdict is mixed."""
+
+    @property
+    def number(self) -> int:
+        return self.criterion.number
+
+    @property
+    def text(self) -> str:
+        return self.criterion.text
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether ``criteria_hash`` covers its criterion, as it does for those of the package."""
+        return self.criterion in CRITERIA
+
+
+def judges(
+    claim: int | Criterion,
+    measures: tuple[str, ...] = J_ONLY,
+) -> Callable[[Judge], Claim]:
+    """Make a claim of the function that judges it.
+
+    Args:
+        claim: the number of a criterion in ``CRITERIA``, or a criterion of your own.
+        measures: the measures that it is judged by, one at a time.
+    """
+    applied = claim if isinstance(claim, Criterion) else criterion(claim)
+    return lambda judge: Claim(applied, judge, measures)
+
+
+# -------------------------------------------------------------------------- parts of judges
+
+
+def finding(
+    holds: bool,
+    measured: str,
+    comparisons: Sequence[Compared] = (),
+    pairs: Sequence[Pairs] = (),
+) -> Finding:
+    """A finding. Its pairs are the smallest set among those it is based on."""
+    all_pairs = [*(compared.pairs for compared in comparisons), *pairs]
+    fewest = min(all_pairs, key=lambda pairs: (pairs.is_enough, pairs.n))
+    return Finding(holds, measured, tuple(comparisons), fewest)
+
+
+def all_hold(comparisons: Sequence[Compared], where: str = "") -> Finding:
+    """A finding that holds if all comparisons do. It lists those that do not."""
+    failing = [compared for compared in comparisons if not compared.below]
+    if failing:
+        told = f"{len(failing)} of {len(comparisons)} fail: {'; '.join(map(str, failing))}"
+    else:
+        told = (
+            f"all {len(comparisons)} hold, largest p = {max(c.result.p for c in comparisons):.2g}"
+        )
+    return finding(not failing, f"{where}: {told}" if where else told, comparisons)
+
+
+def final_below(
+    runs: PairedRuns,
+    name: str,
+    a: str,
+    b: str,
+    pairs: Pairs,
+    measure: str,
+) -> Compared:
+    """Compare the final values of two entries of an experiment: is a below b?"""
+    values = [runs.finals(name, entry, pairs, measure) for entry in (a, b)]
+    what = f"{runs.label(name, a)} / {runs.label(name, b)}"
+    return Compared(f"{problem_letter(name)} {what}".lstrip(), compare_ratios(*values), pairs)
+
+
+def problem_letter(name: str) -> str:
+    """The letter in Table 1 of an experiment's problem, such as "(a)"; empty without one."""
+    found = re.fullmatch(r"(?:figure-[456]|controls-)([a-f])", name)
+    return f"({found[1]})" if found else ""
+
+
+def where_run(names: Iterable[str], look: Callable[[str], T]) -> dict[str, T]:
+    """The result of ``look`` for every experiment that has the runs."""
+    found, missing = {}, []
+    for name in names:
+        try:
+            found[name] = look(name)
+        except MissingRuns as reason:  # noqa: PERF203
+            missing.append(str(reason))
+    if not found:
+        raise MissingRuns("; ".join(missing))
+    return found

@@ -1,0 +1,201 @@
+"""Judges of claims 7 to 14 and 17: the networks of Figures 4 to 6, and the controls."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steptuned.lab.claims.criteria import criterion
+from steptuned.lab.claims.judging import (
+    OTHERS,
+    TRAINING_LOSS,
+    TUNED,
+    Compared,
+    Finding,
+    all_hold,
+    final_below,
+    finding,
+    judges,
+    problem_letter,
+    where_run,
+)
+from steptuned.lab.curves import Drop, drop_of
+from steptuned.lab.paired_runs import MissingRuns, PairedRuns, Pairs
+from steptuned.lab.statistics import compare_ratios
+
+Array = NDArray[np.float64]
+RESIDUAL = ("figure-4a", "figure-4b")
+SIX = (*RESIDUAL, "figure-4c", "figure-4d", "figure-6e", "figure-6f")
+
+
+def _letters(names: Iterable[str]) -> str:
+    return " ".join(map(problem_letter, names))
+
+
+def _flat(found: Mapping[str, list[Compared]]) -> list[Compared]:
+    return [compared for comparisons in found.values() for compared in comparisons]
+
+
+@judges(7, TRAINING_LOSS)
+def lowest(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
+    def compare(name: str) -> list[Compared]:
+        pairs = e.pairs((TUNED, *OTHERS), name)
+        return [final_below(e, name, TUNED, other, pairs, measure) for other in OTHERS]
+
+    found = where_run(RESIDUAL, compare)
+    return all_hold(_flat(found), f"on {_letters(found)} of two")
+
+
+@judges(8, TRAINING_LOSS)
+def beats_sgd(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
+    def compare(name: str) -> list[Compared]:
+        return [final_below(e, name, TUNED, "sgd", e.pairs((TUNED, "sgd"), name), measure)]
+
+    found = where_run(SIX, compare)
+    if len(found) < limits["problems"]:
+        wanted = f"{limits['problems']:g} of the six problems are needed"
+        raise MissingRuns(f"{_letters(found)} have the runs; {wanted}")
+    lower = [name for name, comparisons in found.items() if comparisons[0].below]
+    told = f"{_letters(found)} of six judged, below SGD on {_letters(lower) or 'none'}"
+    return finding(len(found) - len(lower) <= limits["exceptions"], told, _flat(found))
+
+
+@judges(9, TRAINING_LOSS)
+def adaptive_win(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
+    name, first, last = "figure-4d", ("adam", "rmsprop"), ("sgd", TUNED)
+    pairs = e.pairs((*first, *last), name)
+    return all_hold([final_below(e, name, a, b, pairs, measure) for a in first for b in last])
+
+
+def _sudden_drops(
+    e: PairedRuns,
+    name: str,
+    entry: str,
+    pairs: Pairs,
+    measure: str,
+    side: float,
+) -> list[Drop]:
+    """The largest drop of each run, if it is sudden. A run that diverged has none."""
+    limits = {**criterion(10).thresholds, "side": side}
+    drops = []
+    for records in e.records(name, entry, pairs):
+        if records and measure not in records[-1]:
+            raise MissingRuns(f"{name}: its runs have no {measure}")
+        drop = drop_of(records, measure, limits) if records else None
+        if records and drop is None:
+            raise MissingRuns(f"{name}: its records are too far apart to look for a drop")
+        if drop is not None and drop.is_sudden(limits):
+            drops.append(drop)
+    return drops
+
+
+@judges(10, TRAINING_LOSS)
+def sudden_drop(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
+    def look(name: str) -> Finding:
+        pairs = e.pairs((TUNED, "sgd"), name)
+        side = limits["side"]
+        tuned, sgd = (_sudden_drops(e, name, x, pairs, measure, side) for x in (TUNED, "sgd"))
+        caused = sum(drop.is_caused_by_gamma(limits) for drop in tuned)
+        exceptions = limits["exceptions"]
+        told = (
+            f"{_letters([name])} sudden drops in {len(tuned)} of {pairs.n} runs of Step-Tuned SGD, "
+            f"{caused} with a change of gamma, and in {len(sgd)} of SGD"
+        )
+        holds = caused >= pairs.n - exceptions and len(sgd) <= exceptions
+        return finding(holds, told, pairs=[pairs])
+
+    found = where_run(RESIDUAL, look).values()
+    told = "; ".join(one.measured for one in found)
+    return finding(all(one.holds for one in found), told, pairs=[one.pairs for one in found])
+
+
+@judges(11, TRAINING_LOSS)
+def accuracy_rises(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
+    def look(name: str) -> tuple[Pairs, list[Drop]]:
+        pairs = e.pairs((TUNED,), name)
+        return pairs, _sudden_drops(e, name, TUNED, pairs, measure, limits["side"])
+
+    found = where_run(RESIDUAL, look)
+    all_pairs = [pairs for pairs, _ in found.values()]
+    rises = [drop.rise for _, drops in found.values() for drop in drops]
+    if not rises:
+        return finding(False, f"{_letters(found)}: no run has a sudden drop", pairs=all_pairs)
+    enough = sum(rise >= limits["rise"] for rise in rises)
+    median = 100 * float(np.median(rises))
+    told = f"{_letters(found)}: accuracy rises with {enough} of {len(rises)} sudden drops"
+    told += f", by a median of {median:.2g} points"
+    # A single drop without a rise does not count as an exception.
+    holds = enough >= max(1, len(rises) - limits["exceptions"])
+    return finding(holds, told, pairs=all_pairs)
+
+
+@judges(12, TRAINING_LOSS)
+def twice_is_worse(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
+    def compare(once: str) -> list[Compared]:
+        twice = once.replace("figure-4", "figure-5")
+        pairs = e.pairs(OTHERS, once, twice)
+        cases = []
+        for entry in OTHERS:
+            ends = [e.finals(name, entry, pairs, measure) for name in (once, twice)]
+            uses = ["one use", "two uses"]
+            if once.endswith("c") and entry != "sgd":
+                ends, uses = ends[::-1], uses[::-1]
+            what = f"{problem_letter(once)} {e.label(once, entry)}: {uses[0]} / {uses[1]}"
+            cases.append(Compared(what, compare_ratios(*ends), pairs))
+        return cases
+
+    found = where_run([f"figure-4{letter}" for letter in "abcd"], compare)
+    if len(found) < limits["problems"]:
+        wanted = f"{limits['problems']:g} of the four problems are needed"
+        raise MissingRuns(f"{_letters(found)} has the runs; {wanted}")
+    cases = _flat(found)
+    failing = [case for case in cases if not case.below]
+    held = f"as the paper says in {len(cases) - len(failing)} of {len(cases)} cases"
+    told = f"{_letters(found)} of four judged: {held}"
+    told += f"; not: {'; '.join(map(str, failing))}" if failing else ""
+    return finding(len(failing) <= limits["exceptions"], told, cases)
+
+
+@judges(13, TRAINING_LOSS)
+def batchnorm_helps(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
+    without, with_ = "figure-6e", "figure-6f"
+    pairs = e.pairs((TUNED, "sgd"), without, with_)
+
+    def ratio(name: str) -> Array:
+        tuned, sgd = (e.finals(name, entry, pairs, measure) for entry in (TUNED, "sgd"))
+        both_diverged = np.isinf(tuned) & np.isinf(sgd)
+        return np.divide(tuned, sgd, out=np.ones_like(tuned), where=~both_diverged)
+
+    ratios = {name: ratio(name) for name in (with_, without)}
+    result = compare_ratios(ratios[with_], ratios[without])
+    compared = Compared("(f) Step-Tuned SGD / SGD over the same of (e)", result, pairs)
+    medians = [f"{_letters([name])} {np.median(values):.3g}" for name, values in ratios.items()]
+    told = f"Step-Tuned SGD / SGD: {', '.join(medians)}; {compared}"
+    return finding(compared.below, told, [compared])
+
+
+@judges(14, TRAINING_LOSS)
+def activations_alike(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
+    kinds = {"relu": "ReLU", "elu": "ELU", "silu": "SiLU"}
+    compared = []
+    for kind, label in kinds.items():
+        name = f"activations-{kind}"
+        one = final_below(e, name, TUNED, "sgd", e.pairs((TUNED, "sgd"), name), measure)
+        compared.append(replace(one, what=f"{label}: {one.what}", is_test=False))
+    sides = {float(np.sign(one.result.median - 1)) for one in compared}
+    return finding(len(sides) == 1, "; ".join(map(str, compared)), compared)
+
+
+@judges(17, ("plain loss",))
+def tuning_helps(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
+    def compare(name: str) -> list[Compared]:
+        entries = [entry.name for entry in e.outcome(name).experiment.entries]
+        pairs = e.pairs(entries, name)
+        controls = [entry for entry in entries if entry != TUNED]
+        best = min(controls, key=lambda entry: float(e.finals(name, entry, pairs, measure).mean()))
+        return [final_below(e, name, TUNED, best, pairs, measure)]
+
+    found = where_run(("controls-f", "controls-a"), compare)
+    best = ", ".join(compared.what for compared in _flat(found))
+    return all_hold(_flat(found), f"on {_letters(found)} of two, against the best control: {best}")
