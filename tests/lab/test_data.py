@@ -679,7 +679,7 @@ def test_space_that_runs_out_while_unpacking_changes_nothing(cifar, home, site, 
 # A separate process that downloads the small data set: it can be killed, and given limits.
 FETCH = """
 import pathlib, resource, sys
-sys.path[:0] = [{tests!r}]
+sys.path[:0] = {tests!r}
 import test_data
 from steptuned.lab.data.fetching import fetch
 from steptuned.lab.data.sets import DataError
@@ -696,9 +696,8 @@ except KeyboardInterrupt:
 
 
 def fetching_process(url, home, limit=0, progress=False):
-    code = FETCH.format(
-        tests=str(Path(__file__).parent), url=url, home=str(home), limit=limit, progress=progress
-    )
+    tests = [str(folder) for folder in Path(__file__).parents[:2]]
+    code = FETCH.format(tests=tests, url=url, home=str(home), limit=limit, progress=progress)
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 

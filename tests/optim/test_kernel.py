@@ -154,6 +154,7 @@ def test_gcc_and_clang_give_the_same_bits(compiler, tmp_path, monkeypatch):
 def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
     """Both forms of `_tune`, over measurements of all kinds."""
     options = {"beta": beta, "nu": 1.7, "bounds": (0.3, 5.0), "relative": False}
+    opt = StepTunedSGD([torch.zeros(1, requires_grad=True)])
     floats, tensors = ({**options, **fresh_scalars(torch.device("cpu"))} for _ in range(2))
     generator = torch.Generator().manual_seed(1)
     kinds = [
@@ -164,7 +165,7 @@ def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
     for sums in [*torch.randn(300, 2, generator=generator, dtype=torch.float64), *kinds]:
         curvature, square = sums[0], sums[1].abs()
         halves._tune_on_host(floats, curvature.item(), square.item())
-        halves._tune(tensors, curvature, square, torch.tensor(True))
+        halves._tune(opt, tensors, curvature, square, torch.tensor(True))
         assert same(floats, tensors)
 
 
