@@ -14,7 +14,7 @@ from steptuned.lab.methods.stepping import LineSearch, SinglePass, TwoPasses
 from steptuned.lab.problems import PROBLEMS
 
 FOLDER = Path(steptuned.lab.methods.__file__).parent
-SHARED = {"__init__", "base", "gradient_variation", "stepping"}
+SHARED = {"__init__", "base", "gradient_variation", "stepping", "tuned"}
 
 
 def test_every_file_defines_the_method_of_its_name():
