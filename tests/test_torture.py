@@ -51,7 +51,7 @@ def test_the_page_reports_what_was_found():
     report = torture.Report(
         seed=7, sequences=1234, different=["DifferenceError: made up"], seconds=600
     )
-    report.kinds["single runs"] += torture.Outcome(5, 2, ["lost"])
+    report.kinds["single runs"] += torture.Outcome(5, 2, differences=["lost"])
     page = report.page("python tests/torture.py")
     for part in (
         "| single runs | 5 | 2 | 1 |",
