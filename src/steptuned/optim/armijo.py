@@ -77,7 +77,9 @@ class ArmijoGD(Optimizer):
         return self.param_groups[0]["scale"]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any], value: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any], value: Callable[[], Any] | None = None
+    ) -> Any:
         """Run one iteration.
 
         Args:

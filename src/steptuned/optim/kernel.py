@@ -45,6 +45,8 @@ REALS = {torch.float32: "float", torch.float64: "double"}
 
 DATA_PTR: Callable[[Any], int] = Tensor.data_ptr
 
+CANNOT_BUILD = (OSError, subprocess.SubprocessError, AttributeError, IndexError)
+
 UNIT = 16384
 """Elements that are measured together, as in kernel.c."""
 
@@ -281,7 +283,7 @@ def _load(dtype: torch.dtype) -> tuple[Kernel | None, str]:
             return Kernel(_library(folder, compiler, version, REALS[dtype])), (
                 f"compiled by {version}, in {folder}"
             )
-        except (OSError, subprocess.SubprocessError, AttributeError, IndexError) as error:  # noqa: PERF203
+        except CANNOT_BUILD as error:  # noqa: PERF203
             reason = f"it could not be compiled or loaded: {error}"
     return None, reason
 

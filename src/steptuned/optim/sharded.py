@@ -56,16 +56,19 @@ def shard_like(p: Tensor, part: Tensor) -> Tensor:
 def gradient(p: Tensor) -> Tensor | None:
     """The gradient, sharded like its parameter. Tensor parallelism can leave partial sums."""
     g = p.grad
-    if g is not None and is_dtensor(p) and g.placements != p.placements:  # type: ignore[attr-defined]
-        return g.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
-    return g
+    if g is None or not is_dtensor(p):
+        return g
+    mesh, placements = _sharding(p)
+    same = g.placements == placements  # type: ignore[attr-defined]
+    return g if same else g.redistribute(mesh, placements)  # type: ignore[attr-defined]
 
 
 def place(p: Tensor) -> Place | None:
     """How a parameter is sharded; None if this rank has all of it."""
     if not is_dtensor(p):
         return None
-    found = Place(p.device_mesh, tuple(not each.is_replicate() for each in p.placements))  # type: ignore[attr-defined]
+    mesh, placements = _sharding(p)
+    found = Place(mesh, tuple(not each.is_replicate() for each in placements))
     return found if any(found.sharded) else None
 
 
@@ -76,7 +79,7 @@ def same_sharding(t: Tensor, p: Tensor) -> bool:
     return is_dtensor(t) and is_dtensor(p) and _sharding(t) == _sharding(p)
 
 
-def _sharding(t: Tensor) -> tuple[object, object]:
+def _sharding(t: Tensor) -> tuple[Any, Any]:
     """The mesh and the placements of a DTensor."""
     return t.device_mesh, t.placements  # type: ignore[attr-defined]
 
