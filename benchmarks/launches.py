@@ -43,9 +43,12 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.split(".")[0]
-        if not name.lstrip("_").startswith(FREE):
+        made = func(*args, **(kwargs or {}))
+        given = torch.utils._pytree.tree_leaves((args, kwargs, made))
+        on_device = any(isinstance(t, torch.Tensor) and t.is_meta for t in given)
+        if on_device and not name.lstrip("_").startswith(FREE):
             self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
+        return made
 
 
 SHAPES: list[tuple[int, ...]] = [(16, 16, 3, 3), (16,), (16,)] * 19 + [(10, 64), (10,)]

@@ -25,10 +25,9 @@ def gamma(square: Tensor, curvature: Tensor, nu: float) -> Tensor:
     """The measured step: ``square / curvature`` where the curvature is positive, else ``nu``.
 
     ``square`` is |dtheta|^2 and ``curvature`` is <G, dtheta>. A zero displacement has zero
-    curvature, which is not positive, so it gives ``nu`` and never divides by zero.
+    curvature, which is not positive, so it gives ``nu``. nan stays nan.
     """
-    positive = curvature > 0
-    return torch.where(positive, square / torch.where(positive, curvature, 1.0), nu)
+    return torch.where(curvature <= 0, nu, square / curvature)
 
 
 def per_unit(curvature: Tensor, square: Tensor) -> Tensor:
@@ -58,9 +57,9 @@ def clip(value: Tensor, bounds: tuple[float, float]) -> Tensor:
     return value.clamp(*bounds)
 
 
-def debias(beta: float, k: Tensor) -> Tensor:
+def debias(beta: float, k: Number) -> Number:
     """The bias correction of the moving average G_k, which starts at zero."""
-    return 1 / (1 - beta ** (k + 1))
+    return 1 / (1 - beta ** (k + 1.0))
 
 
 def robbins_monro(k: Number, delta: float, every: float) -> Number:

@@ -21,7 +21,7 @@ import steptuned
 from compare import same
 from processes import PATIENCE
 from steptuned import StepTunedSGD
-from steptuned.optim import halves, kernel
+from steptuned.optim import kernel, record, tuning
 from steptuned.optim.state import fresh_scalars
 
 pytestmark = pytest.mark.skipif(
@@ -155,7 +155,10 @@ def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
     """Both forms of `_tune`, over measurements of all kinds."""
     options = {"beta": beta, "nu": 1.7, "bounds": (0.3, 5.0), "relative": False}
     opt = StepTunedSGD([torch.zeros(1, requires_grad=True)])
-    floats, tensors = ({**options, **fresh_scalars(torch.device("cpu"))} for _ in range(2))
+    counts = {"k": 0, "single": 0}
+    floats, tensors = (
+        {**options, **counts, **fresh_scalars(torch.device("cpu"))} for _ in range(2)
+    )
     generator = torch.Generator().manual_seed(1)
     kinds = [
         torch.tensor((c, s), dtype=torch.float64)
@@ -163,10 +166,13 @@ def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
         for s in (0.0, 2.0, torch.inf)
     ]
     for sums in [*torch.randn(300, 2, generator=generator, dtype=torch.float64), *kinds]:
-        curvature, square = sums[0], sums[1].abs()
-        halves._tune_on_host(floats, curvature.item(), square.item())
-        halves._tune(opt, tensors, curvature, square, torch.tensor(True))
-        assert same(floats, tensors)
+        sums[1].abs_()
+        tuning._tune(opt, floats, sums, None)
+        tuning._tune(opt, tensors, sums, torch.tensor(True))
+        assert same(floats["gamma"], tensors["gamma"])
+        for group in (floats, tensors):
+            group["k"] += 1
+        assert same(record.last(floats)[:2], record.last(tensors)[:2])
 
 
 # ----------------------------------------------------------------------------------- held gradients

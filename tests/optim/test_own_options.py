@@ -17,8 +17,9 @@ class Held(StepTunedSGD):
         self.add_options(hold=hold)
 
     def unclipped_gamma(self, group, measured):
+        gamma = super().unclipped_gamma(group, measured)
         n = group["k"] - group["single"] + 1
-        return torch.where(n < group["hold"], 1.0, super().unclipped_gamma(group, measured))
+        return torch.ones_like(gamma) if n < group["hold"] else gamma
 
 
 def train(opt, theta, iterations):

@@ -26,6 +26,7 @@ from steptuned import (
     StepTunedSGD,
     StochasticGV,
 )
+from steptuned.optim.record import read
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -60,7 +61,7 @@ def passes(model, opt, start, stop):
 def scalars(opt):
     return {
         name: value
-        for group in opt.param_groups
+        for group in opt.state_dict()["param_groups"]
         for name, value in group.items()
         if name not in ("params", "param_names")
     }
@@ -254,7 +255,7 @@ def test_after_loading_the_groups_share_one_gamma_again():
     other.load_state_dict(saved)
     assert all(
         other.param_groups[1][name] is other.param_groups[0][name]
-        for name in ("gamma", "k", "tally", "streak")
+        for name in ("gamma", "measured", "tally")
     )
 
 
@@ -282,35 +283,64 @@ def test_an_older_state_without_an_option_takes_the_default():
     assert other.param_groups[0]["replay_rng"] is True
 
 
-def test_a_checkpoint_from_before_raw_gamma_resumes_with_the_same_numbers():
+def as_of_the_first_version(group):
+    """Only gamma itself is kept, and the step has another name."""
+    for name in ("measured", "counted", "single", "overflows"):
+        del group[name]
+    group["curvature"] = torch.tensor(0.3)
+    group["streak"] = torch.tensor(0)
+    group["step"] = group.pop("effective_lr")
+
+
+def as_of_the_second_version(group):
+    """The ring buffer has the raw gammas only."""
+    rows = read(group, group.pop("measured"))
+    n = group["k"] - group["single"] - 1
+    group["recent"] = rows.raw_gamma
+    group["raw_gamma"], group["curvature"] = rows.raw_gamma[n % 100], rows.curvature[n % 100]
+    group["streak"] = torch.tensor(0)
+    del group["counted"], group["overflows"]
+
+
+def valley(start):
+    theta = start.clone().requires_grad_()
+    return theta, StepTunedSGD([theta], lr=0.3, bounds=(0.001, 20.0))
+
+
+def walk(theta, opt, iterations):
+    for _ in range(iterations):
+        for _ in opt.passes():
+            theta.grad = torch.sin(3 * theta.detach()) + 0.1 * theta.detach()
+
+
+@pytest.mark.parametrize("version", [as_of_the_first_version, as_of_the_second_version])
+@pytest.mark.parametrize("done", [5, 120])
+def test_a_checkpoint_of_an_older_version_resumes_with_the_same_numbers(version, done):
     torch.manual_seed(0)
     start = torch.randn(4, dtype=torch.float64)
-
-    def make():
-        theta = start.clone().requires_grad_()
-        return theta, StepTunedSGD([theta], lr=0.3, bounds=(0.05, 20.0))
-
-    def run(theta, opt, iterations):
-        for _ in range(iterations):
-            for _ in opt.passes():
-                theta.grad = torch.sin(3 * theta.detach()) + 0.1 * theta.detach()
-
-    theta, opt = make()
-    run(theta, opt, 5)
-    old = opt.state_dict()
+    theta, opt = valley(start)
+    walk(theta, opt, done)
+    stats, gamma = opt.stats(), opt.raw_gamma
+    old = copy.deepcopy(opt.state_dict())
     for group in old["param_groups"]:
-        del group["raw_gamma"], group["recent"]
-        group["step"] = group.pop("effective_lr")
-    other, loaded = make()
+        version(group)
+    other, loaded = valley(start)
     other.data.copy_(theta.data)
     loaded.load_state_dict(old)
-    assert math.isnan(loaded.raw_gamma)
-    assert math.isnan(loaded.curvature), "it was in another unit"
+    if version is as_of_the_first_version:
+        assert math.isnan(loaded.raw_gamma)
+        assert math.isnan(loaded.curvature), "it was in another unit"
+        assert loaded.stats()[:5] == stats[:5]
+    else:
+        assert torch.equal(loaded.raw_gamma, gamma)
+        torch.testing.assert_close(loaded.curvature, opt.curvature, rtol=1e-15, atol=0)
+        assert loaded.stats() == stats
     assert loaded.param_groups[0]["effective_lr"] == opt.param_groups[0]["effective_lr"]
-    run(theta, opt, 5)
-    run(other, loaded, 5)
+    walk(theta, opt, 105)
+    walk(other, loaded, 105)
     assert torch.equal(theta, other)
     assert torch.equal(loaded.raw_gamma, opt.raw_gamma)
+    assert loaded.stats() == opt.stats()
     assert (
         loaded.state_dict()["param_groups"][0].keys() == opt.state_dict()["param_groups"][0].keys()
     )

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from steptuned.optim.state import Stats
+from steptuned.optim.record import Stats
 from steptuned.optim.two_passes import TwoPasses
 
 Value = TypeVar("Value", float, Tensor)

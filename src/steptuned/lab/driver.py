@@ -108,13 +108,14 @@ class GammaHistory:
 
     def add(self) -> None:
         """Remember the iteration that was just made."""
-        group = self._optimizer.param_groups[0]
-        self._rows.append(torch.stack([group[key] for key in ("gamma", "raw_gamma", "curvature")]))
+        opt: Any = self._optimizer
+        self._rows.append(torch.stack((opt.gamma, opt.raw_gamma, opt.curvature)))
 
     def summary(self) -> dict[str, float]:
         """The last values, and quartiles and shares since the last summary."""
         group = self._optimizer.param_groups[0]
-        found = {"gamma": group["gamma"].item(), "curvature": group["curvature"].item()}
+        opt: Any = self._optimizer
+        found = {"gamma": opt.gamma.item(), "curvature": opt.curvature.item()}
         if not self._rows:
             return found
         gamma, raw, curvature = torch.stack(self._rows).cpu().double().T

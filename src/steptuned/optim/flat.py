@@ -7,6 +7,7 @@ CPU, where memory traffic dominates: they finish each chunk while it is in the c
 value is free there, so they branch on values.
 """
 
+import functools
 import math
 
 import torch
@@ -20,7 +21,7 @@ CHUNK = 1 << 18
 
 def first_pass(params: Tensors, grads: Tensors, step: Tensor) -> None:
     """theta_{k+1/2} = theta_k - step g0."""
-    add_scaled(params, grads, -step)
+    subtract_scaled(params, grads, step)
 
 
 def second_pass(
@@ -41,13 +42,13 @@ def second_pass(
     tensor, is given and false, G does not change.
     """
     dg: Tensors = torch._foreach_sub(grads, g0)
-    add_scaled(params, grads, -step)
+    subtract_scaled(params, grads, step)
     if isinstance(scale, Tensor):
         torch._foreach_mul_(dg, scale.to(dg[0].dtype))
-    finite = is_finite(square(dg).to(dg[0].dtype))
-    if not _on_host(dg):
-        dg = _zero_unless(finite, dg)
-    elif not finite:
+    if not is_on_host(dg):
+        return _average_on_device(dg, G, direction, beta, valid)
+    finite = torch.isfinite(square(dg).to(dg[0].dtype))
+    if not finite:
         torch._foreach_zero_(dg)
     if valid is None:
         torch._foreach_lerp_(G, dg, 1 - beta)
@@ -55,6 +56,30 @@ def second_pass(
         share = valid.to(G[0].dtype) * (1 - beta)
         torch._foreach_lerp_(G, dg, [share] * len(G))
     return torch.stack((torch.where(finite, inner(G, direction), torch.nan), square(direction)))
+
+
+def _average_on_device(
+    dg: Tensors, G: Tensors, direction: Tensors, beta: float, valid: Tensor | None
+) -> Tensor:
+    """The second half of `second_pass`, in as few operations as possible.
+
+    On an accelerator, starting an operation costs more than the operation itself if the tensors
+    are small.
+    """
+    joined = _joined(dg)
+    size = torch.dot(joined, joined)
+    # Multiplying by zero is not enough: nan times zero is nan.
+    cleaned = torch.where(size < torch.inf, joined, 0.0).split([x.numel() for x in dg])
+    dg = [part.as_strided(x.shape, x.stride()) for part, x in zip(cleaned, dg, strict=True)]
+    if valid is None:
+        torch._foreach_lerp_(G, dg, 1 - beta)
+    else:
+        torch._foreach_sub_(dg, G)
+        torch._foreach_mul_(dg, (valid * (1 - beta)).to(G[0].dtype))
+        torch._foreach_add_(G, dg)
+    products = torch._foreach_mul([*G, *direction], [*direction, *direction])
+    sums = _joined(products).view(2, -1).sum(1, dtype=scalar_dtype(joined.device))
+    return torch.add(sums, size, alpha=0)  # nan if the size is not finite
 
 
 def first_pass_in_chunks(
@@ -102,12 +127,12 @@ def second_pass_in_chunks(
     return torch.tensor((along, square), dtype=torch.float64)
 
 
-def add_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:
-    """x += factor y, where the factor may be on an accelerator."""
-    if _on_host(xs):
-        torch._foreach_add_(xs, ys, alpha=factor.item())
+def subtract_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:
+    """x -= factor y, where the factor may be on an accelerator."""
+    if is_on_host(xs):
+        torch._foreach_add_(xs, ys, alpha=-factor.item())
     else:
-        torch._foreach_add_(xs, torch._foreach_mul(ys, factor.to(ys[0].dtype)))
+        torch._foreach_sub_(xs, torch._foreach_mul(ys, factor.to(ys[0].dtype)))
 
 
 def fade(G: Tensor, beta: float, valid: Tensor | None) -> None:
@@ -126,21 +151,30 @@ def square(xs: Tensors) -> Tensor:
 def inner(xs: Tensors, ys: Tensors) -> Tensor:
     """<x, y> over two lists, summed in the same way."""
     products, dtype = torch._foreach_mul(xs, ys), scalar_dtype(xs[0].device)
-    if _on_host(xs):
+    if is_on_host(xs):
         return torch.stack([t.sum() for t in products]).to(dtype).sum()
     return _joined(products).sum(dtype=dtype)  # one reduction, however many tensors
 
 
-def is_finite(x: Tensor) -> Tensor:
-    """`torch.isfinite` of a 0-d tensor, in two operations instead of four."""
-    return x - x == 0
+def powers(step: Tensor, exponents: tuple[int, int]) -> Tensor:
+    """The step to two powers, as a vector."""
+    if is_on_host([step]):
+        return torch.stack([step**n for n in exponents])
+    return step.pow(constant(exponents, step.device, step.dtype))
 
 
-def _zero_unless(finite: Tensor, xs: Tensors) -> Tensors:
-    """The tensors if ``finite``, else zeros. Multiplying is not enough: nan times zero is nan."""
-    joined = _joined(xs).nan_to_num_(0.0, 0.0, 0.0).mul_(finite)
-    parts = joined.split([x.numel() for x in xs])
-    return [part.as_strided(x.shape, x.stride()) for part, x in zip(parts, xs, strict=True)]
+def add_product(sums: Tensor, factors: Tensor) -> Tensor:
+    """sums * factors. A tiny first sum replaces zero, so that the quotient of two zeros is zero."""
+    if is_on_host([sums]):
+        return sums * factors
+    tiny = constant((torch.finfo(sums.dtype).tiny, 0.0), sums.device, sums.dtype)
+    return torch.addcmul(tiny, sums, factors)
+
+
+@functools.cache
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A vector that is made once: copying it to an accelerator takes time."""
+    return torch.tensor(values, device=device, dtype=dtype)
 
 
 def _joined(xs: Tensors) -> Tensor:
@@ -163,7 +197,7 @@ def same_layout(*tensors: Tensor) -> bool:
     )
 
 
-def _on_host(tensors: Tensors) -> bool:
+def is_on_host(tensors: Tensors) -> bool:
     """Whether reading a value is free: it neither waits for an accelerator nor breaks a graph."""
     return tensors[0].device.type == "cpu" and not torch.compiler.is_compiling()
 

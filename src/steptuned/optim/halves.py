@@ -1,7 +1,5 @@
 """The two halves of an iteration of StepTunedSGD, or its single pass."""
 
-import functools
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,12 +25,13 @@ from steptuned.optim.notices import (
     check_groups_agree,
     check_unit_of_G,
     refuse_pending,
-    warn_if_stuck,
     warn_other_noise,
     warn_two_schedules,
 )
+from steptuned.optim.record import iterations
 from steptuned.optim.scaling import Scaling, all_or_nothing, scaling_mode
-from steptuned.optim.state import EMPTY, RECENT, Measurement, fresh_state, place_scalars
+from steptuned.optim.state import EMPTY, fresh_state, place_scalars
+from steptuned.optim.tuning import count_single, finish
 from steptuned.rng import replay
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     """theta_k to theta_{k+1/2}; keeps g0."""
     refuse_pending(opt, "half_step()")
     begin(opt, scaling)
-    first = opt.param_groups[0]
     buckets = gather(opt, scaling)
     if not buckets:
         for group in opt.param_groups:
@@ -54,14 +52,12 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     coefficient = _clip_coefficient(opt, buckets, scaling)
     set_steps(opt)
     for group in opt.param_groups:
-        group["moved"].copy_(group["effective_lr"] * coefficient)
+        group["moved"] = _clipped(group["effective_lr"], coefficient)
     with all_or_nothing(opt.cancel):
         for bucket in buckets:
             _move(opt, bucket, scaling)
-    if scaling is None:
-        first["sound"].fill_(True)
-    else:
-        first["sound"].copy_(scaling.found_inf == 0)
+    if scaling is not None:
+        opt.param_groups[0]["sound"].copy_(scaling.found_inf == 0)
     for group in opt.param_groups:
         group["pending"] = scaling_mode(scaling)
     watch_noise(opt)
@@ -81,6 +77,7 @@ def begin(opt: "TwoPasses", scaling: Scaling | None) -> None:
     """Checks and preparation before an iteration."""
     if scaling is not None:
         sharded.refuse_scaling(params_of(opt))
+        opt._is_scaled = True
     check_groups_agree(opt)
     warn_two_schedules(opt)
     if not opt.state and opt._has_measured:  # the user has cleared the state
@@ -92,13 +89,29 @@ def begin(opt: "TwoPasses", scaling: Scaling | None) -> None:
 def set_steps(opt: "TwoPasses") -> None:
     """Set the step of each group for this iteration."""
     first = opt.param_groups[0]
-    decay = 1.0
+    decay: Tensor | None = None
     if first.get("decay_every") is not None:
-        decay = rule.robbins_monro(
-            first["k"].to(first["gamma"].dtype), first["delta"], first["decay_every"]
-        )
+        k, dtype = iterations(opt, first), first["gamma"].dtype
+        k = k.to(dtype) if isinstance(k, Tensor) else torch.tensor(k, dtype=dtype)
+        decay = rule.robbins_monro(k, first["delta"], first["decay_every"])
     for group in opt.param_groups:
-        group["effective_lr"] = group["gamma"] * decay * scalar(group["lr"])
+        gamma, lr = group["gamma"], scalar(group["lr"])
+        if flat.is_on_host([gamma]):
+            group["effective_lr"] = gamma * lr if decay is None else gamma * decay * lr
+            continue
+        if decay is not None:
+            lr = lr * (decay.item() if decay.is_cpu else decay)
+        step = torch.empty_like(gamma, dtype=_step_dtype(group, gamma))
+        group["effective_lr"] = torch.mul(gamma, lr, out=step)
+
+
+def _step_dtype(group: dict[str, Any], gamma: Tensor) -> torch.dtype:
+    """The precision in which a step is used."""
+    return precision(group["params"][0]) if group["params"] else gamma.dtype
+
+
+def _clipped(step: Tensor, coefficient: Tensor | None) -> Tensor:
+    return step if coefficient is None else step * coefficient
 
 
 @_disable_dynamo
@@ -110,7 +123,7 @@ def single_pass(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         coefficient = _clip_coefficient(opt, buckets, scaling)
         set_steps(opt)
         for bucket in buckets:
-            step = (bucket.group["effective_lr"] * coefficient).to(bucket.device)
+            step = _clipped(bucket.group["effective_lr"], coefficient).to(bucket.device)
             _descend(bucket, step, scaling)
     count_single(opt, bool(buckets), scaling)
 
@@ -121,21 +134,7 @@ def _descend(bucket: Bucket, step: Tensor, scaling: Scaling | None) -> None:
         decay = bucket.group["weight_decay"]
         bucket.workspace.first_pass(bucket.grads, None, step.item(), sign=bucket.sign, decay=decay)
     else:
-        flat.add_scaled(bucket.params, bucket.gradient_of_J(scaling), -step)
-
-
-def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None) -> None:
-    """Finish an iteration of one pass. It counts if it had gradients and did not overflow."""
-    for group in opt.param_groups:
-        group["skipped"] += not had_gradients
-        group["countdown"] = min(group["countdown"], group["tune_every"] - 1) - had_gradients
-    if had_gradients:
-        valid = (
-            1 if scaling is None else (scaling.found_inf == 0).to(opt.param_groups[0]["k"].device)
-        )
-        for group in tuned_groups(opt):
-            group["k"].add_(valid)
-            group["single"].add_(valid)
+        flat.subtract_scaled(bucket.params, bucket.gradient_of_J(scaling), step)
 
 
 def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
@@ -221,11 +220,11 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
     )
 
-    shares = sharded.Shares(first["gamma"].new_zeros(len(tuned_groups(opt)), 2))
+    shares = sharded.Shares(first["gamma"], len(tuned_groups(opt)), 2)
     measured: set[int] = set()
     with all_or_nothing(opt.cancel):
         for bucket in buckets:
-            step = (bucket.group["effective_lr"] * coefficient).to(bucket.device)
+            step = _clipped(bucket.group["effective_lr"], coefficient).to(bucket.device)
             paired, single = bucket.split()
             if single.params:
                 _descend(single, step, scaling)
@@ -255,18 +254,6 @@ def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
     return not found
 
 
-def finish(opt: "TwoPasses", sums: Tensor, valid: Tensor | None) -> None:
-    """Finish a measured iteration: compute the next gamma of each tuned group from its sums."""
-    for group, (curvature, square) in zip(tuned_groups(opt), sums, strict=True):
-        _tune(opt, group, curvature, square, valid)
-    opt._has_measured = True
-    opt.cancel()
-    for group in opt.param_groups:
-        group["countdown"] = group["tune_every"] - 1
-    if sums.device.type == "cpu":
-        warn_if_stuck(opt)
-
-
 def in_row(opt: "TwoPasses", group: dict[str, Any], share: Tensor) -> Tensor:
     """A group's share of the sums, in the row of its gamma."""
     groups = tuned_groups(opt)
@@ -280,14 +267,14 @@ def _measure(
 ) -> Tensor:
     """The second half step of a bucket's parameters, all of which have g0.
 
-    Returns their share of <G, dtheta> and |dtheta|^2.
+    Returns their share of <G, d> and |d|^2, where d = theta_k - theta_{k+1/2}.
     """
     group, params = bucket.group, bucket.params
     if bucket.workspace is not None:
         return _measure_by_kernel(bucket, bucket.workspace, step.item())
     g0, G = bucket.held("g0"), bucket.held("G")
     moved = group["moved"].to(bucket.device)
-    along_g0 = torch.stack((-moved, moved**2)) * unit_of_G(group, moved)
+    along_g0 = flat.powers(moved, (2, 2) if group["divided"] else (1, 2))
     scale = rule.reciprocal(moved) if group["divided"] else 1.0
     if bucket.in_chunks:
         return along_g0 * flat.second_pass_in_chunks(
@@ -299,13 +286,15 @@ def _measure(
         sums = flat.second_pass(
             params, grads, g0, G, bucket.held("displacement"), step, group["beta"], valid, scale
         )
-        return sums * unit_of_G(group, moved)
-    return along_g0 * flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid, scale)
+        return along_displacement(sums, group, moved)
+    sums = flat.second_pass(params, grads, g0, G, g0, step, group["beta"], valid, scale)
+    return flat.add_product(sums, along_g0)
 
 
-def unit_of_G(group: dict[str, Any], step: Tensor) -> Tensor | float:
-    """The factors of the sums <G, .> and |.|^2: the step and 1 if G averages dg / step."""
-    return torch.stack((step, torch.ones_like(step))) if group["divided"] else 1.0
+def along_displacement(sums: Tensor, group: dict[str, Any], step: Tensor) -> Tensor:
+    """<G, d> and |d|^2 from <G, dtheta> and |dtheta|^2. G may be an average of dg / step."""
+    along, square = sums.unbind()
+    return torch.stack((-along * step if group["divided"] else -along, square))
 
 
 def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> Tensor:
@@ -324,7 +313,7 @@ def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> Ten
         beta=group["beta"],
         scale=1 / unit if unit else 0.0,
     )
-    return torch.tensor((-moved * along * unit, moved * moved * square), dtype=torch.float64)
+    return torch.tensor((moved * along * unit, moved * moved * square), dtype=torch.float64)
 
 
 def _measure_the_rest(
@@ -347,85 +336,17 @@ def _measure_the_rest(
                     else g0_of(state, p) * -group["moved"].to(p.device)
                 )
                 share = torch.stack((flat.inner([G], [displacement]), flat.square([displacement])))
-                share = share * unit_of_G(group, group["moved"].to(p.device))
+                share = along_displacement(share, group, group["moved"].to(p.device))
                 shares.add(sharded.place(p), in_row(opt, group, share))
-
-
-def _tune(
-    opt: "TwoPasses",
-    group: dict[str, Any],
-    curvature: Tensor,
-    square: Tensor,
-    valid: Tensor | None,
-) -> None:
-    """Update gamma and the counts. gamma stays if the sums are not finite or not valid."""
-    is_plain = not (group["relative"] or opt._has_own_rule)
-    if curvature.device.type == "cpu" and valid is None and is_plain:
-        _tune_on_host(group, curvature.item(), square.item())
-        return
-    m, M = group["bounds"]
-    k, streak = group["k"], group["streak"]
-    n = k - group["single"]  # measurements so far
-    curvature = curvature * rule.debias(group["beta"], n.to(curvature.dtype))
-    fine = torch.isfinite(curvature) & torch.isfinite(square)
-    if valid is not None:
-        fine &= valid
-    measured = rule.gamma(square, curvature, group["nu"])
-    tuned = opt.unclipped_gamma(group, Measurement(measured, curvature > 0, fine))
-    lower, upper = tuned <= m, tuned >= M
-    group["gamma"].copy_(torch.where(fine, rule.clip(tuned, (m, M)), group["gamma"]))
-    group["raw_gamma"].copy_(torch.where(fine, measured, group["raw_gamma"]))
-    group["curvature"].copy_(
-        torch.where(fine, rule.per_unit(curvature, square), group["curvature"])
-    )
-    group["recent"].scatter_(
-        0, (n % RECENT).reshape(1), torch.where(fine, measured, torch.nan).reshape(1)
-    )
-    group["tally"].add_(torch.stack([fine & ~(curvature > 0), fine & lower, fine & upper, ~fine]))
-    longer = torch.where(
-        lower, streak.clamp(max=0) - 1, torch.where(upper, streak.clamp(min=0) + 1, 0)
-    )
-    streak.copy_(torch.where(fine, longer, streak))
-    k.add_(1 if valid is None else valid)
-
-
-def _tune_on_host(group: dict[str, Any], curvature: float, square: float) -> None:
-    """`_tune` in Python floats, bit for bit.
-
-    The forty operations on 0-d tensors of `_tune` take longer than the step of a small model.
-    """
-    (m, M), nu = group["bounds"], group["nu"]
-    n, streak = group["k"].item() - group["single"].item(), group["streak"].item()
-    curvature *= 1 / (1 - group["beta"] ** (n + 1.0))
-    fine = math.isfinite(curvature) and math.isfinite(square)
-    if fine:
-        measured = square / curvature if curvature > 0 else nu
-        lower, upper = measured <= m, measured >= M
-        group["gamma"].fill_(min(max(measured, m), M))
-        group["raw_gamma"].fill_(measured)
-        group["curvature"].fill_(curvature / square if square > 0 else curvature)
-        group["streak"].fill_(min(streak, 0) - 1 if lower else max(streak, 0) + 1 if upper else 0)
-        happened = (not curvature > 0, lower, upper, False)
-    else:
-        measured, happened = math.nan, (False, False, False, True)
-    group["recent"][n % RECENT] = measured
-    if any(happened):
-        group["tally"].add_(_as_tensor(happened))
-    group["k"].add_(1)
-
-
-@functools.cache
-def _as_tensor(happened: tuple[bool, ...]) -> Tensor:
-    return torch.tensor(happened, dtype=torch.int64)
 
 
 def _clip_coefficient(
     opt: "StepTunedSGD", buckets: list[Bucket], scaling: Scaling | None
-) -> Tensor | float:
+) -> Tensor | None:
     limit = opt.param_groups[0]["max_grad_norm"]
     if limit is None or not buckets:
-        return 1.0
-    shares = sharded.Shares(opt.param_groups[0]["gamma"].new_zeros(()))
+        return None
+    shares = sharded.Shares(opt.param_groups[0]["gamma"])
     for bucket in buckets:
         if bucket.workspace is None:
             share = flat.square(bucket.gradient_of_J(scaling))

@@ -7,12 +7,10 @@ from torch._compile import _disable_dynamo
 
 from steptuned.optim import sharded
 from steptuned.optim.arguments import refuse_differing, shared_options, tuned_groups, warn
+from steptuned.optim.record import RECENT, bound_reached, read
 
 if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
-
-STUCK = 100
-"""Warn after this many measurements in a row at the same bound."""
 
 NOISE_CHECKS = 10
 """Compare the random numbers of the two passes in this many iterations by hand."""
@@ -28,18 +26,21 @@ ONE_PASS_ONLY = {
 
 
 def warn_if_stuck(opt: "TwoPasses") -> None:
+    """Warn if the last 100 measurements have all left gamma at the same bound. Synchronizes."""
     for i, group in enumerate(tuned_groups(opt)):
         m, M = group["bounds"]
-        if "stuck" not in opt._warned and m != M and abs(int(group["streak"])) >= STUCK:
+        if "stuck" in opt._warned or m == M:
+            continue
+        bound = bound_reached(group)
+        if bound is not None:
             opt._warned.add("stuck")
-            _warn_stuck(group, f"gamma of parameter group {i}" if group["per_group"] else "gamma")
+            name = f"gamma of parameter group {i}" if group["per_group"] else "gamma"
+            _warn_stuck(group, name, is_lower=bound == m)
 
 
-def _warn_stuck(group: dict[str, Any], name: str) -> None:
-    m, M = group["bounds"]
-    streak = int(group["streak"])
-    raw = group["recent"].nanmedian().item()
-    bound, value = ("lower", m) if streak < 0 else ("upper", M)
+def _warn_stuck(group: dict[str, Any], name: str, is_lower: bool) -> None:
+    raw = read(group, group["measured"]).raw_gamma.nanmedian().item()
+    bound, value = ("lower", group["bounds"][0]) if is_lower else ("upper", group["bounds"][1])
     what = "iterations" if group["tune_every"] == 1 else "measurements"
     if raw == group["nu"]:
         advice = (
@@ -48,9 +49,9 @@ def _warn_stuck(group: dict[str, Any], name: str) -> None:
         )
     elif group["relative"]:
         advice = (
-            f"the raw gamma, now {raw:.3g}, keeps {'falling' if streak < 0 else 'rising'} away "
+            f"the raw gamma, now {raw:.3g}, keeps {'falling' if is_lower else 'rising'} away "
             "from its running reference: widen the bounds, or "
-            f"{'lower' if streak < 0 else 'raise'} lr"
+            f"{'lower' if is_lower else 'raise'} lr"
         )
     else:
         advice = (
@@ -59,7 +60,7 @@ def _warn_stuck(group: dict[str, Any], name: str) -> None:
             f"{raw:.2g}"
         )
     warn(
-        f"{name} has been at its {bound} bound {value} for {abs(streak)} {what}, so this is SGD "
+        f"{name} has been at its {bound} bound {value} for {RECENT} {what}, so this is SGD "
         f"with the step {value:g} x lr: {advice}"
     )
 

@@ -87,15 +87,19 @@ def _sharding(t: Tensor) -> tuple[Any, Any]:
 class Shares(dict[Place | None, Tensor]):
     """This rank's shares of sums over the parameters, by place."""
 
-    def __init__(self, zeros: Tensor) -> None:
-        super().__init__({None: zeros})
+    def __init__(self, gamma: Tensor, *shape: int) -> None:
+        """Shares of this shape, on gamma's device and in its precision."""
+        self._gamma, self._shape = gamma, shape
 
     def add(self, place: Place | None, share: Tensor) -> None:
-        share = share.to(self[None].device)
+        share = share.to(self._gamma.device)
         self[place] = self[place] + share if place in self else share
 
+    def zeros(self) -> Tensor:
+        return self._gamma.new_zeros(self._shape)
 
-def reduce(shares: dict[Place | None, Tensor], params: Iterable[Tensor]) -> Tensor:
+
+def reduce(shares: Shares, params: Iterable[Tensor]) -> Tensor:
     """Sums over all parameters, from this rank's shares.
 
     This is one collective for each mesh on which any parameter is sharded, with or without a
@@ -104,8 +108,8 @@ def reduce(shares: dict[Place | None, Tensor], params: Iterable[Tensor]) -> Tens
     warning of DTensor says how). Along a dimension where some tensors are sharded and others
     replicated, only the first rank counts the replicated ones.
     """
-    total = shares[None]
     params = list(params)
+    total = shares[None] if None in shares else shares.zeros()
     if PLAIN.issuperset(map(type, params)):
         return total
     along: dict[Any, list[bool]] = {}

@@ -11,39 +11,13 @@ from torch import Tensor
 from steptuned.optim import flat, sharded
 from steptuned.optim.bucket import g0_of, is_low_precision, precision
 from steptuned.optim.kernel import RawGradient
+from steptuned.optim.record import RECENT
 
 if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
 
-RECENT = 100
-"""How many raw gammas are kept for `StepTunedSGD.stats`."""
-
 EMPTY = "empty"
 """The value of ``pending`` after a first pass without any gradient."""
-
-
-class Stats(NamedTuple):
-    """Statistics of the measurements of a run."""
-
-    iterations: int
-    """Finished iterations, each of one mini-batch."""
-    negative: float
-    """Share of measurements without positive curvature, so that gamma was nu."""
-    at_lower: float
-    """Share of measurements that left gamma at its lower bound."""
-    at_upper: float
-    """Share of measurements that left gamma at its upper bound, by the curvature or by nu."""
-    ignored: int
-    """Measurements ignored because a gradient was not finite."""
-    raw_gamma: tuple[float, float, float]
-    """Lower quartile, median and upper quartile of gamma before clipping.
-
-    Over the last 100 measurements; nan before the first.
-    """
-    skipped: int
-    """Iterations in which no parameter had a gradient in either pass. They change nothing."""
-    measurements: int
-    """Iterations that measured: all of them, or every T-th with ``tune_every=T``."""
 
 
 class Measurement(NamedTuple):
@@ -68,20 +42,17 @@ def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
     one = torch.ones((), dtype=flat.scalar_dtype(device), device=device)
     none = torch.zeros((), dtype=torch.int64, device=device)
     return {
-        "k": none,
-        "single": none.clone(),  # iterations of one pass; the others, k - single, have measured
         "gamma": one,
-        "raw_gamma": torch.full_like(one, torch.nan),
-        "curvature": torch.full_like(one, torch.nan),
-        # A ring buffer of raw gammas, the n-th at n % RECENT.
-        "recent": one.new_full((RECENT,), torch.nan),
+        # A ring buffer of measurements, the n-th in row n % RECENT: <G, dtheta>, |dtheta|^2 and the
+        # gamma that followed; nan if the measurement was ignored.
+        "measured": one.new_full((RECENT, 3), torch.nan),
         "log_mean": torch.zeros_like(one),  # running mean of log raw gamma, for relative=True
         "positives": none.clone(),  # number of measurements in log_mean
         "sound": torch.ones_like(one, dtype=torch.bool),
+        # Iterations with two passes and with one that were lost to an overflow.
+        "overflows": none.repeat(2),
         # Measurements with negative curvature, at the lower bound, at the upper bound, ignored.
         "tally": none.repeat(4),
-        # Measurements in a row at the upper bound; negative if at the lower bound.
-        "streak": none.clone(),
     }
 
 
@@ -92,6 +63,9 @@ def fresh_group(scalars: dict[str, Tensor], tune_every: int) -> dict[str, Any]:
     """The entries of a parameter group besides its options and the scalars."""
     zero = torch.zeros_like(scalars["gamma"])
     return {
+        "k": 0,  # iterations, including those that were lost to an overflow
+        "single": 0,  # those of one pass; the others have measured
+        "counted": 0,  # measurements in the tally
         "pending": "",
         "skipped": 0,
         "countdown": 0,  # mini-batches to use once before the next one is used twice
@@ -161,25 +135,6 @@ def clear_pending(opt: "TwoPasses") -> None:
         group["pending"] = ""
 
 
-def stats_of(group: dict[str, Any]) -> Stats:
-    k = int(group["k"])
-    measurements = k - int(group["single"])
-    negative, lower, upper, ignored = group["tally"].tolist()
-    n = max(measurements, 1)
-    quarters = torch.tensor((0.25, 0.5, 0.75), dtype=torch.float64)
-    low, middle, high = group["recent"].cpu().double().nanquantile(quarters).tolist()
-    return Stats(
-        k,
-        negative / n,
-        lower / n,
-        upper / n,
-        ignored,
-        (low, middle, high),
-        group["skipped"],
-        measurements,
-    )
-
-
 # ---------------------------------------------------------------------- saving and restoring
 
 
@@ -210,12 +165,8 @@ def filled(opt: "TwoPasses") -> Iterator[None]:
 
 def upgrade(opt: "TwoPasses") -> None:
     """Complete a state of an older version, and make the groups share their scalars again."""
-    first = opt.param_groups[0]
-    # An old version had neither of the first two, and the curvature in another unit.
-    if "raw_gamma" not in first:
-        fresh = fresh_scalars(first["gamma"].device)
-        first.update({name: fresh[name] for name in ("raw_gamma", "recent", "curvature")})
     for group in opt.param_groups:
+        _upgrade_measurements(group)
         for name, value in fresh_scalars(group["gamma"].device).items():
             group.setdefault(name, value)
         for name in ("skipped", "countdown", "divided"):
@@ -225,6 +176,26 @@ def upgrade(opt: "TwoPasses") -> None:
         for name in opt.defaults.keys() & opt.OPTIONS.keys():
             group.setdefault(name, opt.defaults[name])  # options newer than the state
     share(opt)
+    overflows = [group["overflows"] for group in opt.param_groups]
+    opt._is_scaled = any(not each.is_meta and bool(each.any()) for each in overflows)
+
+
+def _upgrade_measurements(group: dict[str, Any]) -> None:
+    """Restore the counts, which are tensors in a saved state, and what older versions recorded."""
+    group["k"], group["single"] = int(group["k"]), int(group.get("single", 0))
+    group["counted"] = n = group["k"] - group["single"]
+    raw, curvature = group.pop("recent", None), group.pop("curvature", None)
+    for name in ("raw_gamma", "streak"):
+        group.pop(name, None)
+    if raw is None or "measured" in group:
+        return
+    gamma = raw.clamp(*group["bounds"])
+    group["measured"] = torch.stack((torch.ones_like(raw), raw, gamma), 1)
+    group["measured"][raw.isnan()] = torch.nan
+    if n and not curvature > 0:
+        group["measured"][(n - 1) % RECENT, :2] = torch.stack(
+            (curvature, torch.ones_like(curvature))
+        )
 
 
 def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:

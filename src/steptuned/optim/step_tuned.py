@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from steptuned.optim import sharded
 from steptuned.optim.arguments import FLAG, FLAG_OR_NONE, LR, NON_NEGATIVE, Options, check
 from steptuned.optim.bucket import params_of
+from steptuned.optim.record import count_recent
 from steptuned.optim.scaling import all_or_nothing
 from steptuned.optim.state import (
     PARAMETER_STATE,
@@ -177,6 +178,7 @@ class StepTuned(TwoPasses):
                 state.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
+        count_recent(self)
         return {"defaults": self.defaults, "base": self.base}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ from steptuned.optim.notices import (
     warn_if_stuck,
     warn_stale_gradients,
 )
+from steptuned.optim.record import Stats, count_recent, last, stats_of
 from steptuned.optim.scaling import (
     SCALING_MODES,
     Scalable,
@@ -51,7 +52,6 @@ from steptuned.optim.state import (
     EMPTY,
     SCALARS,
     Measurement,
-    Stats,
     check_fits,
     clear_pending,
     filled,
@@ -61,7 +61,6 @@ from steptuned.optim.state import (
     restore,
     scalar_device,
     share,
-    stats_of,
     upgrade,
 )
 from steptuned.rng import Replay, replay
@@ -112,6 +111,9 @@ class TwoPasses(Scalable, Optimizer):
         self._in_body = False  # whether the body of passes() is running
         self._closure_grads: list[weakref.ref[Tensor]] = []  # gradients of the closure's last call
         self._has_measured = False
+        self._is_scaled = (
+            False  # whether a GradScaler was used: overflows are counted on the device
+        )
         self._noise: Replay | None = None  # random states after the first pass
         self._noise_checks = 0
 
@@ -344,19 +346,19 @@ class TwoPasses(Scalable, Optimizer):
         Reading it does not synchronize. With ``per_group=True`` this, `raw_gamma`, `reference` and
         `curvature` are 1-d tensors, with one entry per parameter group.
         """
-        return self._scalar("gamma")
+        return self._per_gamma([group["gamma"].clone() for group in tuned_groups(self)])
 
-    def _scalar(self, name: str) -> Tensor:
-        values = [group[name].clone() for group in tuned_groups(self)]
+    def _per_gamma(self, values: list[Tensor]) -> Tensor:
         return torch.stack(values) if self.param_groups[0]["per_group"] else values[0]
 
     @property
     def raw_gamma(self) -> Tensor:
-        """The last measured gamma, before clipping; nan before the first measurement.
+        """The last measured gamma, before clipping.
 
-        It is 1 / curvature, or nu if the curvature is not positive.
+        It is 1 / curvature, or nu if the curvature is not positive; nan before the first
+        measurement and if the last one was ignored.
         """
-        return self._scalar("raw_gamma")
+        return self._per_gamma([last(group).raw_gamma for group in tuned_groups(self)])
 
     @property
     def reference(self) -> Tensor:
@@ -364,15 +366,16 @@ class TwoPasses(Scalable, Optimizer):
 
         1 before the first measurement with positive curvature.
         """
-        return rule.reference(self._scalar("log_mean"), self._scalar("positives"))
+        groups = tuned_groups(self)
+        return self._per_gamma([rule.reference(g["log_mean"], g["positives"]) for g in groups])
 
     @property
     def curvature(self) -> Tensor:
         """The curvature of the loss along the last measured step, <G, dtheta> / |dtheta|^2.
 
-        A 0-d tensor; nan before the first measurement.
+        A 0-d tensor; nan before the first measurement and if the last one was ignored.
         """
-        return self._scalar("curvature")
+        return self._per_gamma([last(group).curvature for group in tuned_groups(self)])
 
     def stats(self, group: int = 0) -> Stats:
         """How often the curvature was negative, gamma was at a bound, or a measurement was ignored.
@@ -384,7 +387,7 @@ class TwoPasses(Scalable, Optimizer):
                 is the same for all groups.
         """
         warn_if_stuck(self)
-        return stats_of(self.param_groups[group])
+        return stats_of(self, self.param_groups[group])
 
     # ------------------------------------------------------------------------------- state
 
@@ -411,10 +414,14 @@ class TwoPasses(Scalable, Optimizer):
                     "widen the bounds to use it"
                 )
         scalars = {name: (group if first["per_group"] else first)[name] for name in SCALARS}
-        shared = {
-            name: first[name] for name in ("skipped", "countdown", "divided") if name in first
-        }
+        counts = () if first["per_group"] else ("k", "single", "counted")
+        names = ("skipped", "countdown", "divided", *counts)
+        shared = {name: first[name] for name in names if name in first}
         group.update(scalars, **fresh_group(scalars, group["tune_every"]) | shared)
+
+    def __getstate__(self) -> dict[str, Any]:
+        count_recent(self)
+        return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -424,8 +431,14 @@ class TwoPasses(Scalable, Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state. It has the same keys at any time: zeros stand for what is not in memory."""
+        count_recent(self)
         with filled(self):
-            return super().state_dict()
+            saved = super().state_dict()
+        for group in saved["param_groups"]:
+            group.update({name: torch.tensor(group[name]) for name in ("k", "single")})
+            # Without clipping both are one tensor. A distributed checkpoint loads them in place.
+            group["moved"] = group["moved"].clone()
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state. Tensors are copied and keep the precision in which they were saved."""

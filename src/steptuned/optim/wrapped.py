@@ -17,18 +17,17 @@ from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import tuned_groups
 from steptuned.optim.bucket import gradients_of, is_low_precision, params_of, precision
 from steptuned.optim.halves import (
+    along_displacement,
     begin,
-    count_single,
-    finish,
     in_row,
     lacks_gradients,
     set_steps,
-    unit_of_G,
     watch_noise,
 )
 from steptuned.optim.notices import refuse_pending, warn_low_precision
 from steptuned.optim.scaling import Scaling, all_or_nothing, scaling_mode
 from steptuned.optim.state import EMPTY, fresh_state
+from steptuned.optim.tuning import count_single, finish
 
 if TYPE_CHECKING:
     from steptuned.optim.step_tuned import StepTuned
@@ -71,7 +70,7 @@ def first_half(opt: "StepTuned", scaling: Scaling | None) -> None:
         coefficient = _clip_coefficient(opt, parts, scaling)
         set_steps(opt)
         for group in opt.param_groups:
-            group["moved"].copy_(group["effective_lr"] * coefficient)
+            group["moved"] = group["effective_lr"] * coefficient
         overflow = _overflow(scaling)
         with all_or_nothing(opt.cancel):
             if not overflow:
@@ -179,7 +178,7 @@ def _clip_coefficient(opt: "StepTuned", parts: list[Part], scaling: Scaling | No
     limit = opt.param_groups[0]["max_grad_norm"]
     if limit is None:
         return one
-    shares = sharded.Shares(torch.zeros_like(one))
+    shares = sharded.Shares(one)
     for part in parts:
         shares.add(part.place, flat.square([g.to(precision(g)) for g in part.grads]))
     norm = sharded.reduce(shares, params_of(opt)).sqrt()
@@ -236,8 +235,8 @@ def _base_gradients(
 
 
 def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sharded.Shares:
-    """Update G; return each group's share of <G, dtheta> and -s <g0, dtheta>."""
-    shares = sharded.Shares(opt.param_groups[0]["gamma"].new_zeros(len(tuned_groups(opt)), 2))
+    """Update G; return each group's share of <G, d> and s <g0, d>, where d = -dtheta."""
+    shares = sharded.Shares(opt.param_groups[0]["gamma"], len(tuned_groups(opt)), 2)
     measured: set[int] = set()
     for part in parts:
         grads = _gradient_of_J(opt, part, scaling)
@@ -289,4 +288,5 @@ def _sums(group: dict[str, Any], states: list[dict[str, Any]], finite: Tensor | 
         along = torch.where(finite, along, torch.nan)
     device = along.device
     slope = -group["moved"].to(device) * flat.inner(g0, dtheta)
-    return torch.stack((along, slope)) * unit_of_G(group, group["effective_lr"].to(device))
+    step = group["effective_lr"].to(device)
+    return along_displacement(torch.stack((along, slope)), group, step)
