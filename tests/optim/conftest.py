@@ -5,16 +5,18 @@ import pytest
 from steptuned.optim import kernel
 
 
-@pytest.fixture(scope="module", params=["kernel", "torch"])
+@pytest.fixture(scope="module", params=["kernel", "small", "torch"])
 def path(request):
-    """Run a module's tests with the compiled kernel and without it."""
+    """Run a module's tests with the kernel, as for large and for small models, and without it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STEPTUNED_KERNEL", "on" if request.param == "kernel" else "off")
+        patch.setenv("STEPTUNED_KERNEL", "off" if request.param == "torch" else "on")
+        if request.param == "kernel":
+            patch.setattr(kernel, "SMALL", 0)  # gradients are held, not copied
         kernel._load.cache_clear()
         active, reason = kernel.kernel_status()
-        if request.param == "kernel" and not active:
+        if request.param != "torch" and not active:
             pytest.skip(f"no kernel: {reason}")
-        assert active == (request.param == "kernel")
+        assert active == (request.param != "torch")
         yield request.param
     kernel._load.cache_clear()
 

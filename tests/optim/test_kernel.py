@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,10 @@ def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
     "options",
     [{}, {"weight_decay": 0.1}, {"maximize": True}, {"maximize": True, "weight_decay": 0.1}],
 )
-def test_a_gradient_is_held_without_a_copy_and_saved_with_weight_decay_and_sign(options):
+def test_a_large_gradient_is_held_without_a_copy_and_saved_with_decay_and_sign(
+    options, monkeypatch
+):
+    monkeypatch.setattr(kernel, "SMALL", 49)
     theta = torch.randn(
         50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
@@ -196,6 +200,33 @@ def test_a_gradient_is_held_without_a_copy_and_saved_with_weight_decay_and_sign(
     torch.testing.assert_close(saved["g0"], expected, rtol=1e-13, atol=1e-13)
     assert saved["held"] == 1
     assert opt.state[theta]["g0"].data_ptr() == g.data_ptr(), "saving changes nothing"
+
+
+def test_a_small_gradient_is_copied_and_may_be_overwritten():
+    ends = []
+    for spoil in (False, True):
+        theta = torch.ones(10, dtype=torch.float64, requires_grad=True)
+        opt = StepTunedSGD([theta], lr=0.1, weight_decay=0.1)
+        for _ in range(3):
+            theta.grad = mine = torch.linspace(1, 2, 10, dtype=torch.float64)
+            opt.half_step()
+            if spoil:
+                mine.fill_(torch.nan)
+            theta.grad = torch.linspace(2, 3, 10, dtype=torch.float64)
+            opt.step()
+        ends.append((theta.detach(), opt.gamma))
+    assert same(*ends)
+
+
+def test_no_gradient_is_kept_after_its_pass():
+    theta = torch.ones(10, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.1)
+    for _ in range(3):
+        for _ in opt.passes():
+            theta.grad = torch.ones(10)
+            grad = weakref.ref(theta.grad)
+        theta.grad = None
+        assert grad() is None
 
 
 def test_a_run_saved_between_the_passes_resumes_bit_for_bit():

@@ -1,8 +1,7 @@
 """Lists of parameters that are updated together, and the gradients used for the update."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -45,6 +44,8 @@ class Bucket:
     size: int = 0
     workspace: Workspace | None = None
     unscale: float = 1.0
+    G: list[Tensor] | None = None
+    """G of all parameters, if this bucket is cached."""
 
     def add(self, p: Tensor, g: Tensor, state: dict[str, Any]) -> None:
         self.owners.append(p)
@@ -65,8 +66,24 @@ class Bucket:
     def _empty(self) -> "Bucket":
         return Bucket(self.group, self.in_chunks, self.by_kernel, self.place)
 
+    @property
+    def is_paired(self) -> bool:
+        """Whether this bucket is cached and its parameters had a gradient in the first pass."""
+        return self.G is not None and bool(self.states[0]["held"])
+
+    def release(self) -> None:
+        """Drop the gradients, whose memory the caller may want to free."""
+        self.grads = []
+
     def held(self, name: str) -> list[Tensor]:
         """This rank's shards of G, g0 or the displacement."""
+        if self.G is not None:
+            assert self.workspace is not None
+            own_g0 = self.workspace.own_g0
+            if name == "G":
+                return self.G
+            if own_g0 is not None and self.states[0]["g0"] is own_g0[0]:
+                return own_g0
         if name == "g0" and not self.by_kernel:
             return [g0_of(state, p) for state, p in zip(self.states, self.params, strict=True)]
         if PLAIN.issuperset(map(type, self.owners)):
@@ -176,34 +193,33 @@ def is_sound(opt: "TwoPasses", scaling: Scaling) -> bool:
 
 
 class CachedBuckets(NamedTuple):
-    """The last buckets for the kernel, without what is new in every pass."""
+    """The last buckets for the kernel. Only their gradients are new in every pass."""
 
-    ids: list[int]
-    """The ids of all parameters, in order."""
+    params: list[Tensor]
+    """All parameters, in order."""
+    states: list[dict[str, Any]]
     buckets: list[Bucket]
-    G: list[list[Tensor]]
 
 
 _cached: WeakKeyDictionary[torch.optim.Optimizer, CachedBuckets] = WeakKeyDictionary()
 
-GRAD, IS_CPU, DTYPE = (
-    vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "is_cpu", "dtype")
-)
+GRAD, DTYPE = (vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "dtype"))
 
 
 def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
     """Keep the buckets if they hold all parameters in order, as plain tensors with a state."""
-    ids = [id(p) for p in params_of(opt)]
+    params = params_of(opt)
     if (
-        ids == [id(p) for b in buckets for p in b.owners] == [*map(id, opt.state)]
-        and all(
-            b.by_kernel and all(b.states) and PLAIN.issuperset(map(type, b.owners)) for b in buckets
-        )
-        and all(p.is_contiguous() for b in buckets for p in b.owners)
+        _are_same(params, [p for b in buckets for p in b.owners])
+        and _are_same(params, list(opt.state))
+        and all(b.by_kernel and all(b.states) for b in buckets)
+        and PLAIN.issuperset(map(type, params))
+        and all(map(Tensor.is_contiguous, params))
     ):
-        _cached[opt] = CachedBuckets(
-            ids, [replace(b, grads=[], states=[]) for b in buckets], [b.held("G") for b in buckets]
-        )
+        for bucket in buckets:
+            assert bucket.workspace is not None
+            bucket.G = bucket.workspace.keep([state["G"] for state in bucket.states])
+        _cached[opt] = CachedBuckets(params, list(opt.state.values()), buckets)
     else:
         _cached.pop(opt, None)
 
@@ -217,38 +233,41 @@ def _gather_cached(opt: "TwoPasses") -> list[Bucket]:
     known = _cached.get(opt)
     if (
         known is None
-        or [*map(id, params_of(opt))] != known.ids
-        or [*map(id, opt.state)] != known.ids
+        or not _are_same(known.params, params_of(opt))
+        or not _are_same(known.states, opt.state.values())
     ):
         return []
-    states = iter(opt.state.values())
-    buckets = []
-    for before, G in zip(known.buckets, known.G, strict=True):
-        bucket = replace(
-            before, grads=[*map(GRAD, before.params)], states=[*islice(states, len(G))]
-        )
-        if bucket.group["foreach"] is True or not _is_as_before(bucket, G):
+    for bucket in known.buckets:
+        bucket.grads = [*map(GRAD, bucket.params)]
+        if bucket.group["foreach"] is True or not _is_as_before(bucket):
             return []
-        buckets.append(bucket)
-    return buckets
+    return known.buckets
 
 
-def _is_as_before(bucket: Bucket, G: list[Tensor]) -> bool:
-    """Whether the kernel supports the new gradients, and parameters and states have not changed."""
+def _are_same(known: list[Any], found: Collection[Any]) -> bool:
+    """Whether these are the same objects in the same order."""
+    return len(known) == len(found) and all(map(is_, known, found))
+
+
+def _is_as_before(bucket: Bucket) -> bool:
+    """Whether the kernel supports the new gradients, and parameters and states have not changed.
+
+    A gradient is always on the device of its parameter: torch makes sure of that.
+    """
     params, grads, states = bucket.params, bucket.grads, bucket.states
     assert bucket.workspace is not None
-    held = {state.get("held") for state in states}
+    assert bucket.G is not None
+    held = [state["held"] for state in states]
     return (
         PLAIN.issuperset(map(type, grads))
-        and all(map(IS_CPU, grads))
         and {*map(DTYPE, grads)} == {params[0].dtype}
         and all(map(Tensor.is_contiguous, grads))  # a sparse one is not
         and not any(map(Tensor.is_neg, grads))
         and all(map(Tensor.is_contiguous, params))
         and bucket.workspace.is_current()
-        and all(map(is_, G, [state.get("G") for state in states]))
-        and len(held) == 1
-        and held.isdisjoint({1})  # a g0 that the kernel did not store
+        and _are_same(bucket.G, [state["G"] for state in states])
+        and held[0] != 1  # a g0 that the kernel did not store
+        and _are_same(held, [held[0]] * len(held))
     )
 
 

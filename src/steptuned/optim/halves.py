@@ -56,6 +56,7 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
     with all_or_nothing(opt.cancel):
         for bucket in buckets:
             _move(opt, bucket, scaling)
+            bucket.release()
     if scaling is not None:
         opt.param_groups[0]["sound"].copy_(scaling.found_inf == 0)
     for group in opt.param_groups:
@@ -125,6 +126,7 @@ def single_pass(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         for bucket in buckets:
             step = _clipped(bucket.group["effective_lr"], coefficient).to(bucket.device)
             _descend(bucket, step, scaling)
+            bucket.release()
     count_single(opt, bool(buckets), scaling)
 
 
@@ -168,17 +170,19 @@ def _move(opt: "StepTunedSGD", bucket: Bucket, scaling: Scaling | None) -> None:
 
 
 def _move_by_kernel(opt: "StepTunedSGD", bucket: Bucket, workspace: Workspace) -> None:
-    """`_move` by the kernel, which needs no copy of a gradient that has its own memory."""
+    """`_move` by the kernel, which holds a large gradient that has its own memory, uncopied."""
     sign, decay = bucket.sign, bucket.group["weight_decay"]
     step = bucket.group["moved"].item()
-    may_hold = step * decay <= 0.5  # otherwise rebuilding g0 would lose precision
-    if may_hold and all(map(owns_memory, bucket.grads)):
-        workspace.first_pass(bucket.grads, None, step, sign=sign, decay=decay)
-        _hold(opt, bucket, bucket.grads, RawGradient(sign, decay, 1 / (1 - step * decay)))
-        return
-    copies = [torch.empty_like(p) for p in bucket.params]
-    workspace.first_pass(bucket.grads, copies, step, sign=sign, decay=decay)
-    _hold(opt, bucket, copies, 1)
+    g0 = workspace.own_g0
+    if g0 is None:
+        may_hold = step * decay <= 0.5  # otherwise rebuilding g0 would lose precision
+        if may_hold and all(map(owns_memory, bucket.grads)):
+            workspace.first_pass(bucket.grads, None, step, sign=sign, decay=decay)
+            _hold(opt, bucket, bucket.grads, RawGradient(sign, decay, 1 / (1 - step * decay)))
+            return
+        g0 = [torch.empty_like(p) for p in bucket.params]
+    workspace.first_pass(bucket.grads, g0, step, sign=sign, decay=decay)
+    _hold(opt, bucket, g0, COMPLETE)
 
 
 def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradient | int) -> None:
@@ -188,6 +192,10 @@ def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradie
             state or fresh_state(p) for state, p in zip(bucket.states, bucket.owners, strict=True)
         ]
         opt.state.update(zip(bucket.owners, bucket.states, strict=True))
+    if bucket.G is not None and held is COMPLETE:  # plain tensors, and copies of the gradients
+        for p, new, state in zip(bucket.owners, g0, bucket.states, strict=True):
+            state["g0"], state["held"], p.grad = new, held, None
+        return
     for p, g, new, state in zip(bucket.owners, bucket.grads, g0, bucket.states, strict=True):
         if new is g:
             if g.requires_grad:
@@ -219,24 +227,51 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         if scaling is None
         else first["sound"] & (scaling.found_inf == 0).to(first["sound"].device)
     )
-
-    shares = sharded.Shares(first["gamma"], len(tuned_groups(opt)), 2)
-    measured: set[int] = set()
+    sums: Tensor | list[tuple[float, float]]
     with all_or_nothing(opt.cancel):
+        if len(tuned_groups(opt)) == 1 and all(bucket.is_paired for bucket in buckets):
+            sums = [_measure_on_host(buckets, coefficient)]
+        else:
+            sums = _measure_all(opt, buckets, coefficient, scaling, valid)
         for bucket in buckets:
-            step = _clipped(bucket.group["effective_lr"], coefficient).to(bucket.device)
-            paired, single = bucket.split()
-            if single.params:
-                _descend(single, step, scaling)
-            if paired.params:
-                shares.add(
-                    paired.place,
-                    in_row(opt, paired.group, _measure(opt, paired, step, scaling, valid)),
-                )
-                measured.update(map(id, paired.states))
-        _measure_the_rest(opt, measured, valid, shares)
-        sums = sharded.reduce(shares, params_of(opt))
+            bucket.release()
     finish(opt, sums, valid)
+
+
+def _measure_on_host(buckets: list[Bucket], coefficient: Tensor | None) -> tuple[float, float]:
+    """`_measure_all` if the kernel does all of it."""
+    along = square = 0.0
+    for bucket in buckets:
+        assert bucket.workspace is not None
+        step = _clipped(bucket.group["effective_lr"], coefficient).item()
+        share = _measure_by_kernel(bucket, bucket.workspace, step)
+        along, square = along + share[0], square + share[1]
+    return along, square
+
+
+def _measure_all(
+    opt: "StepTunedSGD",
+    buckets: list[Bucket],
+    coefficient: Tensor | None,
+    scaling: Scaling | None,
+    valid: Tensor | None,
+) -> Tensor:
+    """The second half step of all parameters. Returns the sums of each gamma."""
+    shares = sharded.Shares(opt.param_groups[0]["gamma"], len(tuned_groups(opt)), 2)
+    measured: set[int] = set()
+    for bucket in buckets:
+        step = _clipped(bucket.group["effective_lr"], coefficient).to(bucket.device)
+        paired, single = bucket.split()
+        if single.params:
+            _descend(single, step, scaling)
+        if paired.params:
+            shares.add(
+                paired.place,
+                in_row(opt, paired.group, _measure(opt, paired, step, scaling, valid)),
+            )
+            measured.update(map(id, paired.states))
+    _measure_the_rest(opt, measured, valid, shares)
+    return sharded.reduce(shares, params_of(opt))
 
 
 def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
@@ -271,7 +306,8 @@ def _measure(
     """
     group, params = bucket.group, bucket.params
     if bucket.workspace is not None:
-        return _measure_by_kernel(bucket, bucket.workspace, step.item())
+        share = _measure_by_kernel(bucket, bucket.workspace, step.item())
+        return torch.tensor(share, dtype=torch.float64)
     g0, G = bucket.held("g0"), bucket.held("G")
     moved = group["moved"].to(bucket.device)
     along_g0 = flat.powers(moved, (2, 2) if group["divided"] else (1, 2))
@@ -297,7 +333,7 @@ def along_displacement(sums: Tensor, group: dict[str, Any], step: Tensor) -> Ten
     return torch.stack((-along * step if group["divided"] else -along, square))
 
 
-def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> Tensor:
+def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> tuple[float, float]:
     """`_measure` by the kernel."""
     group, held = bucket.group, bucket.states[0]["held"]
     moved = group["moved"].item()
@@ -313,7 +349,7 @@ def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> Ten
         beta=group["beta"],
         scale=1 / unit if unit else 0.0,
     )
-    return torch.tensor((moved * along * unit, moved * moved * square), dtype=torch.float64)
+    return moved * along * unit, moved * moved * square
 
 
 def _measure_the_rest(

@@ -16,7 +16,7 @@ import stat
 import subprocess
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.resources import files
 from itertools import accumulate
@@ -49,6 +49,9 @@ CANNOT_BUILD = (OSError, subprocess.SubprocessError, AttributeError, IndexError)
 
 UNIT = 16384
 """Elements that are measured together, as in kernel.c."""
+
+SMALL = 1 << 19
+"""A model with at most this many elements has its own memory for g0."""
 
 SHARE = 1 << 18
 """Minimum number of elements per thread that makes another thread worthwhile."""
@@ -128,31 +131,60 @@ class Kernel:
 
 
 class Workspace:
-    """The parameters of a kernel call, in order, and their memory addresses."""
+    """The parameters of a kernel call, in order, their memory addresses, and memory for g0."""
 
     def __init__(self, kernel: Kernel, params: Sequence[Tensor]) -> None:
         self._kernel = kernel
         self._params = params
         self._addresses = addresses(params)
         self._starts = array("q", (0, *accumulate([p.numel() for p in params])))
+        self._elements = self._starts[-1]
+        self._kept: dict[int, tuple[list[Tensor], array[int]]] = {}
+        sums = bytes(8 * -(-self._elements // UNIT))
+        self._along, self._square = array("d", sums), array("d", sums)
+        self._call = _Call(
+            len(params), *map(_address, (self._starts, self._addresses)), ratio0=1.0, sign0=1.0
+        )
+        self._call.along, self._call.square = _address(self._along), _address(self._square)
 
     def is_current(self) -> bool:
         """Whether the parameters are still at the same addresses."""
         return addresses(self._params) == self._addresses
 
+    @functools.cached_property
+    def own_g0(self) -> list[Tensor] | None:
+        """Memory for g0, for small models; else None.
+
+        Copying the gradients of a small model takes less time than it takes to find out whether
+        they can be kept.
+        """
+        if self._elements > SMALL:
+            return None
+        joined = torch.empty(self._elements, dtype=self._params[0].dtype)
+        parts = zip(self._params, self._starts, strict=False)
+        return self.keep([joined.as_strided(p.shape, p.stride(), start) for p, start in parts])
+
+    def keep(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Remember the addresses of tensors that will be used again."""
+        self._kept[id(tensors)] = tensors, addresses(tensors)
+        return tensors
+
+    def _addresses_of(self, tensors: Sequence[Tensor | None]) -> "array[int]":
+        kept = self._kept.get(id(tensors))
+        return addresses(tensors) if kept is None else kept[1]
+
     def first_pass(
         self,
         grads: Sequence[Tensor],
-        copies: Sequence[Tensor | None] | None,
+        copies: Sequence[Tensor] | None,
         step: float,
         *,
         sign: float,
         decay: float,
     ) -> None:
         """theta -= step g0, where g0 = sign gradient + decay theta; stored in any ``copies``."""
-        options = {"sign": sign, "decay": decay, "step": step}
-        nowhere = [None] * len(grads)
-        self._run(self._kernel.first_pass, {"g": grads, "g0": copies or nowhere}, options)
+        tensors = {"g": grads, "g0": [None] * len(grads) if copies is None else copies}
+        self._run(self._kernel.first_pass, tensors, sign, decay, step=step)
         torch.autograd.graph.increment_version(self._params)
 
     def second_pass(
@@ -174,45 +206,48 @@ class Workspace:
         g1 - g0 is not finite over a unit, the difference counts as zero in that unit's G, and the
         inner product is nan.
         """
-        options = {"sign": sign, "decay": decay, "step": step}
-        options |= {"sign0": raw.sign, "decay0": raw.decay, "ratio0": raw.ratio}
-        options |= {"beta": beta, "share": (1 - beta) * scale}
-        sums = self._run(self._kernel.second_pass, {"g": grads, "g0": held, "G": G}, options)
+        call = self._call
+        call.sign0, call.decay0, call.ratio0 = raw
+        call.beta, call.share = beta, (1 - beta) * scale
+        tensors = {"g": grads, "g0": held, "G": G}
+        self._run(self._kernel.second_pass, tensors, sign, decay, step=step)
+        call.decay0 = 0.0
         torch.autograd.graph.increment_version(self._params)
-        return sums
+        return _sum(self._along), _sum(self._square)
 
     def square(self, grads: Sequence[Tensor], *, sign: float, decay: float) -> float:
         """|sign gradient + decay theta|^2."""
-        return self._run(self._kernel.square, {"g": grads}, {"sign": sign, "decay": decay})[1]
+        self._run(self._kernel.square, {"g": grads}, sign, decay)
+        return _sum(self._square)
 
     def _run(
         self,
         function: Any,
-        tensors: dict[str, Sequence[Tensor | None]],
-        options: dict[str, float],
-    ) -> tuple[float, float]:
+        tensors: Mapping[str, Sequence[Tensor | None]],
+        sign: float,
+        decay: float,
+        step: float = 0.0,
+    ) -> None:
         """Call the kernel, in up to as many threads as torch uses."""
-        elements = self._starts[-1]
-        empty = bytes(8 * -(-elements // UNIT))
-        along, square = array("d", empty), array("d", empty)
-        lists: list[array[Any]] = [
-            self._starts,
-            self._addresses,
-            along,
-            square,
-            *map(addresses, tensors.values()),
-        ]
-        starts, p, *sums_and_tensors = (each.buffer_info()[0] for each in lists)
-        pointers = dict(zip(("along", "square", *tensors), sums_and_tensors, strict=True))
-        call = _Call(len(self._params), starts, p, **pointers, **options)
-        others = min(torch.get_num_threads(), elements // SHARE) - 1
+        call = self._call
+        call.sign, call.decay, call.step, call.next = sign, decay, step, 0
+        lists = [self._addresses_of(each) for each in tensors.values()]
+        for name, each in zip(tensors, lists, strict=True):
+            setattr(call, name, _address(each))
+        others = min(torch.get_num_threads(), self._elements // SHARE) - 1
         if others > 0:
             _run_in_threads(_Task(function, call, (self, tensors, lists)), others)
         else:
             function(call)
-        return functools.reduce(operator.add, along, 0.0), functools.reduce(
-            operator.add, square, 0.0
-        )
+
+
+def _address(values: "array[Any]") -> int:
+    return values.buffer_info()[0]
+
+
+def _sum(values: "array[float]") -> float:
+    """The sum in a fixed order. Python's own differs between its versions."""
+    return functools.reduce(operator.add, values, 0.0)
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> "array[int]":

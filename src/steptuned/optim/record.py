@@ -1,8 +1,8 @@
 """What was measured: counts, the last measurements, and statistics of them.
 
 An accelerator takes a few microseconds to start each operation, however small. So a measurement
-only computes gamma there and writes one row of ``measured``; everything else that can be asked about
-measurements is computed from these rows, when it is asked or when the ring buffer is full.
+only computes gamma there and writes one row of ``measured``. Everything else is computed from these
+rows, when it is read or when the ring buffer is full.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple

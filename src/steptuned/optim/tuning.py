@@ -22,18 +22,21 @@ if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
 
 
-def finish(opt: "TwoPasses", sums: Tensor, valid: Tensor | None) -> None:
+def finish(
+    opt: "TwoPasses", sums: Tensor | list[tuple[float, float]], valid: Tensor | None
+) -> None:
     """Finish a measured iteration: compute the next gamma of each tuned group from its sums."""
-    for group, row in zip(tuned_groups(opt), sums, strict=True):
+    groups = tuned_groups(opt)
+    for group, row in zip(groups, sums, strict=True):
         _tune(opt, group, row, valid)
     opt._has_measured = True
     opt.cancel()
     for group in opt.param_groups:
         group["countdown"] = group["tune_every"] - 1
         group["k"] += 1
-    if any((group["k"] - group["single"]) % RECENT == 0 for group in tuned_groups(opt)):
+    if 0 in [(group["k"] - group["single"]) % RECENT for group in groups]:
         count_recent(opt)
-        if flat.is_on_host([sums]):
+        if flat.is_on_host([groups[0]["gamma"]]):
             warn_if_stuck(opt)
 
 
@@ -50,16 +53,23 @@ def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None)
             overflows[1] += (scaling.found_inf != 0).reshape(()).to(overflows.device)
 
 
-def _tune(opt: "TwoPasses", group: dict[str, Any], sums: Tensor, valid: Tensor | None) -> None:
+def _tune(
+    opt: "TwoPasses",
+    group: dict[str, Any],
+    sums: Tensor | tuple[float, float],
+    valid: Tensor | None,
+) -> None:
     """Set gamma. It stays as it is if the sums are not finite or not valid."""
     n = measurements(opt, group)
     row = group["measured"][(group["k"] - group["single"]) % RECENT]
+    gamma, nu = group["gamma"], group["nu"]
     is_plain = not (group["relative"] or opt._has_own_rule)
-    if flat.is_on_host([sums]) and valid is None and is_plain and isinstance(n, int):
-        along, square = sums.tolist()
+    if flat.is_on_host([gamma]) and valid is None and is_plain and isinstance(n, int):
+        along, square = sums.tolist() if isinstance(sums, Tensor) else sums
         _tune_on_host(group, row, -along, square, n)
         return
-    gamma, nu = group["gamma"], group["nu"]
+    if not isinstance(sums, Tensor):
+        sums = torch.tensor(sums, dtype=gamma.dtype)
     beta = group["beta"]
     debias = rule.debias(beta, n.to(sums.dtype)) if isinstance(n, Tensor) else rule.debias(beta, n)
     curvature, square = _curvature_and_square(sums, debias).unbind()
