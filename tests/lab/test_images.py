@@ -98,6 +98,40 @@ def test_augmentation_pads_by_four_crops_and_flips(channels_last):
     )
 
 
+@pytest.mark.parametrize("size", [32, 16])
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_mini_batches_equal_a_literal_slow_form_bit_for_bit(channels_last, channels, size):
+    """Runs must keep their numbers, so a faster way to make a mini-batch gives the same bits."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(high, *shape):
+        return torch.randint(0, high, shape, generator=generator)
+
+    images, pad = random(256, 60, channels, 32, 32).to(torch.uint8), 4
+    if size == 16:
+        images, pad = halved(images), 2
+    batches = Batches(images, torch.arange(60), CPU, channels_last, images, pad)
+    rows, down, right = random(60, 90), random(2 * pad + 1, 90), random(2 * pad + 1, 90)
+    flip = random(2, 90)
+    mean, deviation = (t.view(1, -1, 1, 1) for t in mean_and_deviation(images))
+
+    def literal(row, down, right, flip):
+        padded = torch.nn.functional.pad(images[row : row + 1].float(), (pad,) * 4)
+        crop = padded[:, :, down : down + size, right : right + size]
+        if flip:
+            crop = crop.flip(3)
+        return torch.addcmul(-mean / deviation, crop, 1 / (255 * deviation))
+
+    x, y = batches.augmented(rows, down, right, flip)
+    changes = torch.stack((rows, down, right, flip), 1).tolist()
+    assert torch.equal(x, torch.cat([literal(*change) for change in changes]))
+    assert torch.equal(y, rows)
+    x, y = batches.rows(rows)
+    assert torch.equal(x, torch.cat([literal(row, pad, pad, 0) for row in rows.tolist()]))
+    assert torch.equal(y, rows)
+
+
 def test_augmentation_is_drawn_once_per_mini_batch_and_shared_by_both_passes(small):
     problem = make(augmentation="standard")
     driver = driver_of("step-tuned-sgd", problem)
