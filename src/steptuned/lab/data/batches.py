@@ -28,10 +28,10 @@ class Batches:
         labels: Tensor,
         device: torch.device,
         channels_last: bool,
-        standard: Tensor | None,
+        standard: tuple[Tensor, Tensor] | None,
         pad: int = PAD,
     ) -> None:
-        """``standard``: images whose mean and deviation standardise each channel.
+        """``standard``: the mean and the deviation by which each channel is standardised.
 
         None: pixels are in [0, 1].
         """
@@ -42,9 +42,8 @@ class Batches:
         stored = images.permute(0, 2, 3, 1) if channels_last else images
         self._shape = stored.shape[1:]
         self._stored = stored.reshape(len(images), -1).to(device)
-        mean, deviation = (torch.zeros(images.shape[1]), torch.ones(images.shape[1]))
-        if standard is not None:
-            mean, deviation = mean_and_deviation(standard)
+        channels = images.shape[1]
+        mean, deviation = standard or (torch.zeros(channels), torch.ones(channels))
         # One value per pixel: broadcasting one per channel would be several times slower.
         self._scale = self._per_pixel(1 / (255 * deviation)).to(device)
         self._shift = self._per_pixel(-mean / deviation).to(device)
