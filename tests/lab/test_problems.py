@@ -31,6 +31,15 @@ def test_the_regression_matches_its_twin():
     np.testing.assert_allclose(gradient, twin.full_gradient(theta), rtol=1e-10)
 
 
+def test_the_regression_takes_the_rows_of_each_mini_batch():
+    problem = make()
+    for _ in range(3):
+        batch = problem.draw()
+        losses = [problem.loss(batch), problem.loss(batch), problem.loss(batch.clone())]
+        square = (problem.A[batch] @ problem.theta - problem.b[batch]) ** 2
+        assert all(loss == (square / (1 + square)).mean() for loss in losses)
+
+
 def test_the_regression_has_the_sizes_and_distributions_of_the_paper():
     problem = make()
     assert problem.A.shape == (500, 30)
