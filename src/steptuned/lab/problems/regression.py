@@ -32,6 +32,7 @@ class Regression(Problem):
     description: ClassVar[str] = "non-convex regression (Figures 2 and 3)"
     things: ClassVar[str] = "rows"
     double: ClassVar[bool] = True
+    same_noise = False  # its loss draws no random numbers, so there are none to repeat
 
     def __init__(self, options: Options, seed: int, device: torch.device) -> None:
         rows, columns, batch = options.rows, options.columns, options.batch
