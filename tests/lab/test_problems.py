@@ -10,7 +10,7 @@ from problems import Regression as Twin
 from steptuned.lab.driver import Driver
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
-from steptuned.lab.problems.base import Stream
+from steptuned.lab.problems.base import Problem, Stream
 from steptuned.lab.problems.regression import Regression
 from steptuned.lab.spec import derive_seed
 
@@ -41,6 +41,21 @@ def test_the_regression_takes_the_rows_of_each_mini_batch():
         losses = [problem.loss(batch), problem.loss(batch), problem.loss(batch.clone())]
         square = (problem.A[batch] @ problem.theta - problem.b[batch]) ** 2
         assert all(loss == (square / (1 + square)).mean() for loss in losses)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+@pytest.mark.parametrize("batch", [None, 1, 7, 50])
+def test_the_regression_back_propagates_the_bits_of_autograd(batch, weight):
+    problem = make(batch=batch or 50)
+    for scale in (1.0, 0.1, 300.0, 0.0):
+        with torch.no_grad():
+            problem.theta.mul_(scale)
+        rows = None if batch is None else problem.draw()
+        loss = Problem.backward(problem, rows, weight)
+        gradient, problem.theta.grad = problem.theta.grad, None
+        assert torch.equal(problem.backward(rows, weight), loss)
+        assert torch.equal(problem.theta.grad, gradient)
+        problem.theta.grad = None
 
 
 def test_the_regression_has_the_sizes_and_distributions_of_the_paper():

@@ -68,9 +68,7 @@ class Driver:
     def _backward(self) -> torch.Tensor:
         for p in self.problem.parameters:  # zero_grad() would take longer than a small update
             p.grad = None
-        loss = self._loss()
-        loss.backward()
-        return loss
+        return self.problem.backward(*self._shard)
 
     def diagnostics(self) -> dict[str, float]:
         """What the method logs about itself. Gamma is summarised since the last call."""

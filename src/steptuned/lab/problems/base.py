@@ -96,6 +96,13 @@ class Problem(ABC):
     def loss(self, batch: Batch) -> Tensor:
         """The loss of a mini-batch at the current point, to be back-propagated."""
 
+    def backward(self, batch: Batch, weight: float = 1.0) -> Tensor:
+        """Back-propagate the loss of a mini-batch times a weight. There are no gradients before."""
+        loss = self.loss(batch)
+        weighted = loss if weight == 1 else weight * loss
+        weighted.backward()
+        return weighted
+
     def full_gradient(self) -> list[Tensor]:
         """The gradient of J at the current point, for Exact-GV. Most problems do not have it."""
         raise NotImplementedError(f"{self.name} has no full_gradient, which exact-gv needs")
