@@ -38,6 +38,7 @@ dist: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/lab.py
+	$(BIN)/python benchmarks/shares.py
 	$(BIN)/python benchmarks/distributed.py
 	! command -v chromium > /dev/null || $(BIN)/python benchmarks/report.py
 	test -z "$$STEPTUNED_DATA" || $(BIN)/python benchmarks/images.py

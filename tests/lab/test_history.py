@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import reference
-from steptuned.lab.driver import Driver
+from steptuned.lab.driver import Driver, quartiles
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 
@@ -119,3 +119,15 @@ def test_methods_without_bounds_log_no_shares_at_bounds():
     found = driver.diagnostics()
     assert "raw gamma median" in found
     assert "at lower" not in found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 10, 57, 400])
+def test_quartiles_have_the_bits_of_torch(size):
+    generator = torch.Generator().manual_seed(size)
+    values = torch.randn(100, size, generator=generator, dtype=torch.float64).exp()
+    values[90:, -1] = torch.inf
+    levels = torch.tensor((0.25, 0.5, 0.75), dtype=torch.float64)
+    found = torch.tensor([quartiles(row.tolist()) for row in values], dtype=torch.float64)
+    torch.testing.assert_close(
+        found, values.quantile(levels, dim=1).T, rtol=0, atol=0, equal_nan=True
+    )

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from small_data import TRAIN
 from specs import make_spec, on_real_data
+from steptuned.lab.data import reading
 from steptuned.lab.data.batches import Batches, halved, mean_and_deviation
 from steptuned.lab.data.reading import load
 from steptuned.lab.data.sets import DataError
@@ -73,9 +75,8 @@ def test_mean_and_deviation_are_exact_and_constant_channels_are_safe():
     torch.testing.assert_close(
         deviation[:2].double(), values.std((0, 2, 3), correction=0)[:2], rtol=1e-6, atol=0
     )
-    x, _ = Batches(images, torch.zeros(50, dtype=torch.int64), CPU, False, images).rows(
-        torch.arange(50)
-    )
+    labels, standard = torch.zeros(50, dtype=torch.int64), (mean, deviation)
+    x, _ = Batches(images, labels, CPU, False, standard).rows(torch.arange(50))
     assert torch.isfinite(x).all()
 
 
@@ -98,6 +99,41 @@ def test_augmentation_pads_by_four_crops_and_flips(channels_last):
     )
 
 
+@pytest.mark.parametrize("size", [32, 16])
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_mini_batches_equal_a_literal_slow_form_bit_for_bit(channels_last, channels, size):
+    """Runs must keep their numbers, so a faster way to make a mini-batch gives the same bits."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(high, *shape):
+        return torch.randint(0, high, shape, generator=generator)
+
+    images, pad = random(256, 60, channels, 32, 32).to(torch.uint8), 4
+    if size == 16:
+        images, pad = halved(images), 2
+    standard = mean_and_deviation(images)
+    batches = Batches(images, torch.arange(60), CPU, channels_last, standard, pad)
+    rows, down, right = random(60, 90), random(2 * pad + 1, 90), random(2 * pad + 1, 90)
+    flip = random(2, 90)
+    mean, deviation = (t.view(1, -1, 1, 1) for t in standard)
+
+    def literal(row, down, right, flip):
+        padded = torch.nn.functional.pad(images[row : row + 1].float(), (pad,) * 4)
+        crop = padded[:, :, down : down + size, right : right + size]
+        if flip:
+            crop = crop.flip(3)
+        return torch.addcmul(-mean / deviation, crop, 1 / (255 * deviation))
+
+    x, y = batches.augmented(rows, down, right, flip)
+    changes = torch.stack((rows, down, right, flip), 1).tolist()
+    assert torch.equal(x, torch.cat([literal(*change) for change in changes]))
+    assert torch.equal(y, rows)
+    x, y = batches.rows(rows)
+    assert torch.equal(x, torch.cat([literal(row, pad, pad, 0) for row in rows.tolist()]))
+    assert torch.equal(y, rows)
+
+
 def test_augmentation_is_drawn_once_per_mini_batch_and_shared_by_both_passes(small):
     problem = make(augmentation="standard")
     driver = driver_of("step-tuned-sgd", problem)
@@ -118,6 +154,23 @@ def test_augmentation_is_drawn_once_per_mini_batch_and_shared_by_both_passes(sma
     assert shifts.min() == 0
     assert shifts[:, :2].max() == 8
     assert set(shifts[:, 2].tolist()) == {0, 1}
+
+
+def test_runs_of_one_process_share_images_if_they_have_the_same_options_and_data(
+    small, monkeypatch
+):
+    one, other = make(), make(seed=1)
+    assert other.train is one.train
+    assert other.test is one.test
+    assert make(rows=50).train is not one.train
+    assert len(make().train) == TRAIN
+    images = load("cifar-10")
+    darker = replace(images, train=images.train // 2)
+    before = make(normalisation="none").train
+    monkeypatch.setattr(reading, "load", lambda name: darker)
+    x, _ = make(normalisation="none").train.rows(torch.arange(4))
+    torch.testing.assert_close(x, darker.train[:4].float() / 255)
+    assert not torch.equal(x, before.rows(torch.arange(4))[0])
 
 
 def test_a_subset_of_rows_is_the_same_for_every_seed(small):

@@ -1,5 +1,7 @@
 """The problems: gradients, mini-batch streams, and the same data for all methods of a seed."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,9 @@ from problems import Regression as Twin
 from steptuned.lab.driver import Driver
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
-from steptuned.lab.problems.base import Stream
+from steptuned.lab.problems.base import Problem, Stream
 from steptuned.lab.problems.regression import Regression
+from steptuned.lab.spec import derive_seed
 
 CPU = torch.device("cpu")
 MINI_BATCH = [name for name, method in METHODS.items() if not method.full_batch]
@@ -29,6 +32,30 @@ def test_the_regression_matches_its_twin():
     np.testing.assert_allclose(problem.expectation()[0], twin.expectation(theta), rtol=1e-10)
     (gradient,) = torch.autograd.grad(problem.loss(None), problem.theta)
     np.testing.assert_allclose(gradient, twin.full_gradient(theta), rtol=1e-10)
+
+
+def test_the_regression_takes_the_rows_of_each_mini_batch():
+    problem = make()
+    for _ in range(3):
+        batch = problem.draw()
+        losses = [problem.loss(batch), problem.loss(batch), problem.loss(batch.clone())]
+        square = (problem.A[batch] @ problem.theta - problem.b[batch]) ** 2
+        assert all(loss == (square / (1 + square)).mean() for loss in losses)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+@pytest.mark.parametrize("batch", [None, 1, 7, 50])
+def test_the_regression_back_propagates_the_bits_of_autograd(batch, weight):
+    problem = make(batch=batch or 50)
+    for scale in (1.0, 0.1, 300.0, 0.0):
+        with torch.no_grad():
+            problem.theta.mul_(scale)
+        rows = None if batch is None else problem.draw()
+        loss = Problem.backward(problem, rows, weight)
+        gradient, problem.theta.grad = problem.theta.grad, None
+        assert torch.equal(problem.backward(rows, weight), loss)
+        assert torch.equal(problem.theta.grad, gradient)
+        problem.theta.grad = None
 
 
 def test_the_regression_has_the_sizes_and_distributions_of_the_paper():
@@ -102,16 +129,44 @@ def test_an_independent_stream_draws_subsets_without_repetition():
     assert counts.min() > 50
 
 
+@pytest.mark.parametrize("batch", [4, 10, 25])
 @pytest.mark.parametrize("reshuffled", [True, False])
-def test_a_stream_resumes_from_its_state(reshuffled):
-    stream = Stream(10, 4, reshuffled=reshuffled, seed_parts=[1])
-    for _ in range(4):
+def test_a_stream_draws_one_permutation_per_epoch_or_mini_batch(reshuffled, batch):
+    """Runs must keep their numbers, so drawing ahead gives the mini-batches of this slow form."""
+    stream = Stream(10, batch, reshuffled=reshuffled, seed_parts=[1])
+    generator = torch.Generator().manual_seed(derive_seed("data order", 1))
+    expected = []
+    while len(expected) < 100:
+        order = torch.randperm(10, generator=generator).tolist()
+        starts = range(0, 10, batch) if reshuffled else [0]
+        expected += [order[start : start + batch] for start in starts]
+    assert [stream.next().tolist() for _ in expected] == expected
+
+
+@pytest.mark.parametrize("batch", [4, 25])
+@pytest.mark.parametrize("reshuffled", [True, False])
+def test_a_stream_resumes_from_its_state(reshuffled, batch):
+    stream = Stream(10, batch, reshuffled=reshuffled, seed_parts=[1])
+    for _ in range(70):
+        state = stream.state_dict()
         stream.next()
-    state = stream.state_dict()
-    expected = [stream.next().tolist() for _ in range(9)]
-    other = Stream(10, 4, reshuffled=reshuffled, seed_parts=[2])
-    other.load_state_dict(state)
-    assert [other.next().tolist() for _ in range(9)] == expected
+        expected = copy.deepcopy(stream)
+        other = Stream(10, batch, reshuffled=reshuffled, seed_parts=[2])
+        other.load_state_dict(state)
+        other.next()
+        for _ in range(40):
+            assert other.next().tolist() == expected.next().tolist()
+
+
+def test_an_independent_stream_resumes_from_a_state_without_mini_batches_drawn_ahead():
+    """Such states are in checkpoints of earlier versions."""
+    generator = torch.Generator().manual_seed(5)
+    stream = Stream(10, 4, reshuffled=False, seed_parts=[1])
+    stream.next()
+    order = torch.empty(0, dtype=torch.int64)
+    stream.load_state_dict({"generator": generator.get_state(), "order": order})
+    expected = [torch.randperm(10, generator=generator)[:4].tolist() for _ in range(9)]
+    assert [stream.next().tolist() for _ in range(9)] == expected
 
 
 def test_the_epoch_decay_of_both_methods_is_by_back_propagations():

@@ -25,8 +25,9 @@ from steptuned import (
     StepTunedGD,
     StepTunedSGD,
     StochasticGV,
+    rule,
 )
-from steptuned.optim import bucket, flat
+from steptuned.optim import bucket, flat, gradient_variation
 from test_amp import backward, data, make_scaler, scaled_iteration, setup, values
 from test_safety import quadratic
 from test_twins import close, follow, twin_options
@@ -616,6 +617,25 @@ def test_armijo_groups_have_their_own_lr():
     opt.step(closure)
     assert opt.scale == 1.0
     torch.testing.assert_close((a.detach(), b.detach()), (torch.tensor([0.9]), torch.tensor([0.8])))
+
+
+def test_gammas_of_gradient_variation_have_the_bits_of_the_rule():
+    """The optimizers compute in floats what `rule` computes with tensors."""
+    theta = torch.zeros(1, requires_grad=True)
+    tuned, clipped = StepTunedGD([theta], nu=1.7), StochasticGV([theta], nu=1.7, bounds=(0.3, 5.0))
+    absolute = BarzilaiBorweinGD([theta])
+    generator = torch.Generator().manual_seed(1)
+    sums = torch.randn(300, 2, generator=generator, dtype=torch.float64)
+    kinds = torch.tensor([[c, s] for c in (0.0, -0.0, 5e-324) for s in (0.0, 2.0, 1e300)])
+    for curvature, square in torch.cat((sums, kinds.double())):
+        numbers = square.abs().item(), curvature.item()
+        expected = rule.gamma(square.abs(), curvature, 1.7)
+        assert tuned._raw_gamma(*numbers) == clipped._raw_gamma(*numbers) == expected
+        assert clipped._clip(expected.item()) == rule.clip(expected, (0.3, 5.0))
+        assert absolute._raw_gamma(*numbers) == rule.gamma(square.abs(), curvature.abs(), 1.0)
+        assert gradient_variation._per_unit(numbers[1], numbers[0]) == rule.per_unit(
+            curvature, square.abs()
+        )
 
 
 @pytest.mark.parametrize("cls", [StepTunedGD, BarzilaiBorweinGD, StochasticGV])

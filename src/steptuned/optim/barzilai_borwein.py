@@ -1,9 +1,7 @@
 """Barzilai-Borwein with absolute values, which the paper compares with Algorithm 1."""
 
-from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from steptuned import rule
 from steptuned.optim.gradient_variation import GradientVariation
 
 
@@ -22,5 +20,5 @@ class BarzilaiBorweinGD(GradientVariation):
     def __init__(self, params: ParamsT, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
 
-    def _raw_gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
-        return rule.gamma(square, curvature.abs(), float(self.param_groups[0]["gamma"]))
+    def _raw_gamma(self, square: float, curvature: float) -> float:
+        return square / abs(curvature) if curvature else self.param_groups[0]["gamma"].item()

@@ -3,6 +3,7 @@
 They differ in where the variation of the gradient comes from.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -101,6 +102,7 @@ class GradientVariation(Optimizer):
                 loss = closure()
         first = self.param_groups[0]
         params = self._params()
+        states = [self.state[p] for p in params]
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
         if any(g.layout is not torch.strided for g in gradient):
             raise RuntimeError(
@@ -108,17 +110,18 @@ class GradientVariation(Optimizer):
                 "gradients dense"
             )
         observed = self._observe(gradient)
-        for p, o in zip(params, observed, strict=True):
-            if not self.state[p]:  # this parameter has not moved yet
-                self.state[p].update(displacement=torch.zeros_like(p), observed=o)
+        for p, state, o in zip(params, states, observed, strict=True):
+            if not state:  # this parameter has not moved yet
+                state.update(displacement=torch.zeros_like(p), observed=o)
         if first["k"] > 0:
-            displacement = [self.state[p]["displacement"] for p in params]
-            variation = self._variation(observed, [self.state[p]["observed"] for p in params])
+            displacement = [state["displacement"] for state in states]
+            variation = self._variation(observed, [state["observed"] for state in states])
             square, curvature = _inner(displacement, displacement), _inner(variation, displacement)
-            if torch.isfinite(square) and torch.isfinite(curvature):
-                first["raw_gamma"] = self._raw_gamma(square, curvature)
-                first["gamma"] = self._clip(first["raw_gamma"])
-                first["curvature"] = rule.per_unit(curvature, square)
+            if math.isfinite(square) and math.isfinite(curvature):
+                raw_gamma = self._raw_gamma(square, curvature)
+                first["raw_gamma"] = _scalar(raw_gamma)
+                first["gamma"] = _scalar(self._clip(raw_gamma))
+                first["curvature"] = _scalar(_per_unit(curvature, square))
         decay = self._decay(first["k"])
         for group in self.param_groups:
             group["effective_lr"] = scalar(group["lr"]) * decay * first["gamma"]
@@ -127,8 +130,8 @@ class GradientVariation(Optimizer):
                 if p.grad is not None:
                     p.sub_(group["effective_lr"].to(p.device) * p.grad)
                 self.state[p].update(displacement=p - before)
-        for p, o in zip(params, observed, strict=True):
-            self.state[p]["observed"] = o.clone()
+        for state, o in zip(states, observed, strict=True):
+            state["observed"] = o.clone()
         first["k"] += 1
         return loss
 
@@ -143,10 +146,12 @@ class GradientVariation(Optimizer):
         """G_k, from the observations at theta_k and theta_{k-1}."""
         return [new - old for new, old in zip(observed, before, strict=True)]
 
-    def _raw_gamma(self, square: Tensor, curvature: Tensor) -> Tensor:
-        return rule.gamma(square, curvature, self.param_groups[0]["nu"])
+    def _raw_gamma(self, square: float, curvature: float) -> float:
+        """`rule.gamma` in Python floats. On small problems, tensors would take most of a step."""
+        return square / curvature if curvature > 0 else float(self.param_groups[0]["nu"])
 
-    def _clip(self, gamma: Tensor) -> Tensor:
+    def _clip(self, gamma: float) -> float:
+        """`rule.clip` in Python floats, for methods with bounds."""
         return gamma
 
     def _decay(self, k: int) -> float:
@@ -178,8 +183,9 @@ class StochasticGV(GradientVariation):
     ) -> None:
         super().__init__(params, {"lr": lr, "nu": nu, "bounds": bounds, "delta": delta})
 
-    def _clip(self, gamma: Tensor) -> Tensor:
-        return rule.clip(gamma, self.param_groups[0]["bounds"])
+    def _clip(self, gamma: float) -> float:
+        m, M = self.param_groups[0]["bounds"]
+        return min(max(gamma, m), M)
 
     def _decay(self, k: int) -> float:
         return rule.robbins_monro(float(k), self.param_groups[0]["delta"], 1)
@@ -252,7 +258,15 @@ class ExpectedGV(_CallbackGV):
         return [-step * C for step, C in zip(steps, before, strict=True)]
 
 
-def _inner(xs: Vector, ys: Vector) -> Tensor:
-    return torch.stack(
-        [(x.double() * y.double()).sum().cpu() for x, y in zip(xs, ys, strict=True)]
-    ).sum()
+def _inner(xs: Vector, ys: Vector) -> float:
+    sums = [(x.double() * y.double()).sum() for x, y in zip(xs, ys, strict=True)]
+    return (sums[0] if len(sums) == 1 else torch.stack([s.cpu() for s in sums]).sum()).item()
+
+
+def _per_unit(curvature: float, square: float) -> float:
+    """`rule.per_unit` in Python floats."""
+    return curvature / square if square > 0 else curvature
+
+
+def _scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)

@@ -20,7 +20,7 @@ IDX_DIMENSIONS = {2049: 1, 2051: 3}
 MISSING = "is missing"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Images:
     """A data set in memory: images uint8 [N, C, H, W], labels int64 [N], on the CPU.
 

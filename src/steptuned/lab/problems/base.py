@@ -96,6 +96,13 @@ class Problem(ABC):
     def loss(self, batch: Batch) -> Tensor:
         """The loss of a mini-batch at the current point, to be back-propagated."""
 
+    def backward(self, batch: Batch, weight: float = 1.0) -> Tensor:
+        """Back-propagate the loss of a mini-batch times a weight. There are no gradients before."""
+        loss = self.loss(batch)
+        weighted = loss if weight == 1 else weight * loss
+        weighted.backward()
+        return weighted
+
     def full_gradient(self) -> list[Tensor]:
         """The gradient of J at the current point, for Exact-GV. Most problems do not have it."""
         raise NotImplementedError(f"{self.name} has no full_gradient, which exact-gv needs")
@@ -157,6 +164,10 @@ class NetworkProblem(Problem):
         self.stream.load_state_dict(state["stream"])
 
 
+AHEAD = 32
+"""Independent mini-batches that a stream draws at once."""
+
+
 class Stream:
     """Mini-batches drawn from N rows. The same seed gives every method the same ones."""
 
@@ -164,7 +175,8 @@ class Stream:
         self.rows, self.batch, self.reshuffled = rows, batch, reshuffled
         self.per_epoch = -(-rows // batch)
         self._generator = torch.Generator().manual_seed(derive_seed("data order", *seed_parts))
-        self._order = torch.empty(0, dtype=torch.int64)
+        self._upcoming: list[Tensor] = []
+        """Mini-batches that are drawn but not used yet, the next one last."""
 
     def next(self) -> Tensor:
         """The rows of the next mini-batch.
@@ -172,16 +184,27 @@ class Stream:
         Reshuffled: all rows once per epoch, the last mini-batch may be shorter. Otherwise each
         mini-batch is drawn independently.
         """
-        if not self.reshuffled:
-            return torch.randperm(self.rows, generator=self._generator)[: self.batch]
-        if not len(self._order):
-            self._order = torch.randperm(self.rows, generator=self._generator)
-        rows, self._order = self._order[: self.batch], self._order[self.batch :]
-        return rows
+        if not self._upcoming:
+            self._upcoming = self._drawn()[::-1]
+        return self._upcoming.pop()
+
+    def _drawn(self) -> list[Tensor]:
+        """The next mini-batches: an epoch, or a few, because one at a time takes longer."""
+
+        def permutation() -> Tensor:
+            return torch.randperm(self.rows, generator=self._generator)
+
+        if self.reshuffled:
+            return list(permutation().split(self.batch))
+        return [permutation()[: self.batch] for _ in range(AHEAD)]
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"generator": self._generator.get_state(), "order": self._order.clone()}
+        none = torch.empty(0, dtype=torch.int64)
+        order = torch.cat((none, *self._upcoming[::-1]))
+        return {"generator": self._generator.get_state(), "order": order}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._generator.set_state(state["generator"])
-        self._order = state["order"].clone()
+        order = state["order"].clone()
+        size = min(self.batch, self.rows)
+        self._upcoming = list(order.split(size))[::-1] if len(order) else []

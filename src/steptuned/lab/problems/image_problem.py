@@ -1,5 +1,6 @@
 """What problems on CIFAR-10, CIFAR-100 and MNIST share: data, mini-batches and evaluation."""
 
+import functools
 from abc import abstractmethod
 from contextlib import AbstractContextManager, ExitStack
 from typing import Annotated, Any, Literal
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from steptuned import frozen_statistics
-from steptuned.lab.data.batches import PAD, Batches, halved
-from steptuned.lab.data.reading import load
+from steptuned.lab.data import reading
+from steptuned.lab.data.batches import PAD, Batches, halved, mean_and_deviation
 from steptuned.lab.data.sets import SETS, DataError
 from steptuned.lab.networks import ACTIVATIONS
 from steptuned.lab.options import Count, Whole, one_of
@@ -63,7 +64,8 @@ class ImageProblem(NetworkProblem):
     ) -> None:
         """``halve`` the size of the images; ``statistics``: see `Images.Options`."""
         self.options, self.device, self._statistics = options, device, statistics
-        self._load_images(halve)
+        self.train, self.test = _batches(reading.load(options.data), options, halve, device)
+        self._logged = _chosen(len(self.train), options)
         self.weight_decay = options.weight_decay
         with torch.random.fork_rng(devices=[]):
             point = options.data, network, options.activation, seed
@@ -78,21 +80,6 @@ class ImageProblem(NetworkProblem):
         self.stream = Stream(len(self.train), options.batch, reshuffled=True, seed_parts=parts)
         self._changes = torch.Generator().manual_seed(derive_seed("augmentation", *parts))
         self._ready: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def _load_images(self, halve: bool) -> None:
-        options = self.options
-        images = load(options.data)
-        kept = _subset(len(images.train), options, "rows")
-        kept_test = _subset(len(images.test), options, "test_rows")
-        train, test, pad = images.train[kept], images.test[kept_test], PAD
-        if halve:
-            train, test, pad = halved(train), halved(test), PAD // 2
-        standard = train if options.normalisation == "channel" else None
-        layout = options.layout == "channels_last"
-        train_labels, test_labels = images.train_labels[kept], images.test_labels[kept_test]
-        self.train = Batches(train, train_labels, self.device, layout, standard, pad)
-        self.test = Batches(test, test_labels, self.device, layout, standard, pad)
-        self._logged = _chosen(len(train), options)
 
     # ------------------------------------------------------------------ what is minimised
 
@@ -177,6 +164,28 @@ class ImageProblem(NetworkProblem):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._changes.set_state(state["changes"])
+
+
+@functools.lru_cache(maxsize=1)
+def _batches(
+    images: reading.Images, options: ImageOptions, halve: bool, device: torch.device
+) -> tuple[Batches, Batches]:
+    """The training and the test images.
+
+    They are kept for the next run in this process, which mostly has the same options.
+    """
+    kept = _subset(len(images.train), options, "rows")
+    kept_test = _subset(len(images.test), options, "test_rows")
+    train, test, pad = images.train[kept], images.test[kept_test], PAD
+    if halve:
+        train, test, pad = halved(train), halved(test), PAD // 2
+    standard = mean_and_deviation(train) if options.normalisation == "channel" else None
+    layout = options.layout == "channels_last"
+    train_labels, test_labels = images.train_labels[kept], images.test_labels[kept_test]
+    return (
+        Batches(train, train_labels, device, layout, standard, pad),
+        Batches(test, test_labels, device, layout, standard, pad),
+    )
 
 
 def _subset(there: int, options: ImageOptions, key: Literal["rows", "test_rows"]) -> Tensor | slice:
