@@ -398,3 +398,16 @@ def test_G_of_double_parameters_keeps_its_precision_through_a_scaler():
                 scaler.update()
         ends.append(opt.state[theta]["G"])
     assert torch.allclose(ends[0], ends[1], rtol=1e-14, atol=0)
+
+
+def test_an_overflow_after_a_state_is_loaded_between_the_passes_is_not_counted():
+    model, opt = setup()
+    scaler = make_scaler()
+    ((x, y),) = data(1)
+    backward(model, x, y, scaler)
+    scaler.step(opt.first_pass)
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    backward(model, x, y, scaler, True)
+    scaler.step(opt)
+    assert opt.stats().iterations == 0
+    assert opt.stats().ignored == 1

@@ -78,7 +78,6 @@ def begin(opt: "TwoPasses", scaling: Scaling | None) -> None:
     """Checks and preparation before an iteration."""
     if scaling is not None:
         sharded.refuse_scaling(params_of(opt))
-        opt._is_scaled = True
     check_groups_agree(opt)
     warn_two_schedules(opt)
     if not opt.state and opt._has_measured:  # the user has cleared the state

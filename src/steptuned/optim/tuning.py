@@ -27,6 +27,7 @@ def finish(
 ) -> None:
     """Finish a measured iteration: compute the next gamma of each tuned group from its sums."""
     groups = tuned_groups(opt)
+    opt._is_scaled = opt._is_scaled or valid is not None
     for group, row in zip(groups, sums, strict=True):
         _tune(opt, group, row, valid)
     opt._has_measured = True
@@ -48,6 +49,7 @@ def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None)
         group["k"] += had_gradients
         group["single"] += had_gradients
     if had_gradients and scaling is not None:
+        opt._is_scaled = True
         for group in tuned_groups(opt):
             overflows = group["overflows"]
             overflows[1] += (scaling.found_inf != 0).reshape(()).to(overflows.device)
