@@ -36,7 +36,7 @@ dist: $(READY)
 	$(BIN)/python tests/packaging/smoke.py dist
 
 bench: $(READY)
-	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/step.py --write docs/caveats.md --write-short README.md
 	$(BIN)/python benchmarks/lab.py
 	$(BIN)/python benchmarks/shares.py
 	$(BIN)/python benchmarks/distributed.py

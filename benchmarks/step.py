@@ -1,7 +1,7 @@
 """Time per back-propagation of an optimizer's arithmetic, compared with torch's fused optimizers.
 
     python benchmarks/step.py [--threads 1 2] [--rounds 40] [--sets resnet20 autoencoder 25M]
-                              [--write docs/caveats.md]
+                              [--write docs/caveats.md] [--write-short README.md]
 
 In every round the methods take turns, so that all of them see the same load of the machine: one
 iteration warms up the caches, and the next ones are timed. The figures are ratios within a round,
@@ -224,6 +224,15 @@ def table(sets: list[str], threads: list[int], rounds: int, cpu_time: bool) -> s
     return "\n".join(lines)
 
 
+def short(text: str) -> str:
+    """The rows of the kernel only, without time and memory."""
+    about, _, *lines = text.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    kept = rows[:2] + [row for row in rows[2:] if row[2] in ("kernel", "kernel, weight decay")]
+    cells = [row[:3] + row[4:6] for row in kept]
+    return "\n".join((about, "", *(f"| {' | '.join(row)} |" for row in cells)))
+
+
 def write(path: Path, text: str) -> None:
     """Write the table between its markers in a document."""
     begin, end = MARKERS
@@ -242,6 +251,9 @@ def main() -> None:
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write the table between its markers in FILE"
     )
+    parser.add_argument(
+        "--write-short", type=Path, metavar="FILE", help="the same for the rows of the kernel only"
+    )
     parser.add_argument("--memory-of", nargs=2, metavar=("SET", "METHOD"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", "gamma has been at its")  # these gradients are made up
@@ -256,6 +268,8 @@ def main() -> None:
     print(text)
     if arguments.write:
         write(arguments.write, text)
+    if arguments.write_short:
+        write(arguments.write_short, short(text))
 
 
 if __name__ == "__main__":

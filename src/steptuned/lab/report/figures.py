@@ -45,8 +45,10 @@ Ito's, which colour-blind readers can tell apart."""
 
 
 def style_of(group: Group, index: int) -> tuple[str, str]:
-    """Colour and line of an entry."""
-    return METHODS[group.entry.method].style(group.entry.name) or (SPARE[index % len(SPARE)], "-.")
+    """Colour and line of an entry. No two of eight entries without a style look the same."""
+    again, spare = divmod(index, len(SPARE))
+    own = METHODS[group.entry.method].style(group.entry.name)
+    return own or (SPARE[spare], ("-.", ":")[again % 2])
 
 
 RATE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
