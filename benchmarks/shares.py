@@ -27,6 +27,7 @@ from unittest import mock
 
 import torch
 
+from steptuned import RobbinsMonroLR
 from steptuned.lab import run as run_module
 from steptuned.lab.data.sets import DataError
 from steptuned.lab.driver import Driver
@@ -39,13 +40,14 @@ from steptuned.lab.store import Store
 
 WORK = ("forward", "backward", "optimizer")
 OVERHEAD = ("mini-batches", "set-up", "the rest")
+RECORDS = "records"
 CALIBRATION = 2000
 Seconds = dict[str, float]
 """Processor time by part of a run."""
 
 
 class Stopwatch:
-    """Processor time by part. A part that is called within another one counts alone."""
+    """Processor time by part. A part within another one counts alone, except within records."""
 
     def __init__(self) -> None:
         self.seconds: Seconds = defaultdict(float)
@@ -72,7 +74,7 @@ class Stopwatch:
 
     def _enter(self, part: str) -> None:
         self._count()
-        self._parts.append(part)
+        self._parts.append(RECORDS if self._parts[-1] == RECORDS else part)
 
     def leave(self) -> None:
         """End the current part."""
@@ -96,7 +98,7 @@ def watched(watch: Stopwatch) -> Iterator[None]:
             setattr(problem, name, watch.timed(part, getattr(problem, name)))
 
     def watch_optimizer(optimizer: Any) -> None:
-        for name in ("step", "half_step", "zero_grad"):
+        for name in ("step", "half_step"):
             if hasattr(optimizer, name):
                 setattr(optimizer, name, watch.timed("optimizer", getattr(optimizer, name)))
 
@@ -105,15 +107,14 @@ def watched(watch: Stopwatch) -> Iterator[None]:
             super().__init__(name, problem, hyper)
             watch_problem(problem)
             watch_optimizer(self.optimizer)
-            if self.scheduler is not None:
-                step = watch.timed("optimizer", self.scheduler.step)
-                setattr(self.scheduler, "step", step)  # noqa: B010 - mypy refuses the assignment
 
     make = watch.timed("set-up", Problem.from_dict.__func__)  # type: ignore[attr-defined]
-    record = watch.timed("records", run_module._Training._record)
+    decay = watch.timed("optimizer", RobbinsMonroLR.step)
+    record = watch.timed(RECORDS, run_module._Training._record)
     with (
         mock.patch.object(Problem, "from_dict", classmethod(make)),
         mock.patch.object(run_module, "Driver", WatchedDriver),
+        mock.patch.object(RobbinsMonroLR, "step", lambda self: decay(self)),
         mock.patch.object(run_module._Training, "_record", lambda self: record(self)),
     ):
         yield
@@ -175,7 +176,7 @@ def line(label: str, runs: list[Seconds]) -> str:
         return median(lambda s: sum(s[p] for p in parts) / sum(s[p] for p in WORK + OVERHEAD))
 
     shares = [of_training(part) for part in WORK + OVERHEAD]
-    shares += [of_training(*OVERHEAD), median(lambda s: s["records"] / sum(s.values()))]
+    shares += [of_training(*OVERHEAD), median(lambda s: s[RECORDS] / sum(s.values()))]
     seconds = median(lambda s: sum(s.values()))
     return f"{label:33}" + "".join(f"{share:13.1%}" for share in shares) + f"{seconds:9.2f}"
 
@@ -189,7 +190,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Seems like `optimizer.step")  # it is timed
     print(f"shares of processor time, median of n = {arguments.rounds} runs")
-    columns = (*WORK, *OVERHEAD, "overhead", "records")
+    columns = (*WORK, *OVERHEAD, "overhead", RECORDS)
     print(f"{'':33}" + "".join(f"{c:>13}" for c in columns) + f"{'seconds':>9}")
     for label, spec in specs().items():
         if arguments.only in label:

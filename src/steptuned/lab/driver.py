@@ -66,7 +66,7 @@ class Driver:
         return loss if weight == 1 else weight * loss
 
     def _backward(self) -> torch.Tensor:
-        for p in self.problem.parameters:  # zero_grad() would take longer than a small update
+        for p in self.problem.parameters:  # on small problems, zero_grad() takes time that shows
             p.grad = None
         return self.problem.backward(*self._shard)
 

@@ -147,7 +147,7 @@ class GradientVariation(Optimizer):
         return [new - old for new, old in zip(observed, before, strict=True)]
 
     def _raw_gamma(self, square: float, curvature: float) -> float:
-        """`rule.gamma` in Python floats. On small problems, tensors would take most of a step."""
+        """`rule.gamma` in Python floats, which on small problems is faster than with tensors."""
         return square / curvature if curvature > 0 else float(self.param_groups[0]["nu"])
 
     def _clip(self, gamma: float) -> float:
