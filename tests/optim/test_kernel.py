@@ -5,6 +5,7 @@ Many processes can compile it at the same time.
 
 import copy
 import ctypes
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -22,7 +23,8 @@ import steptuned
 from compare import same
 from processes import PATIENCE
 from steptuned import StepTunedSGD
-from steptuned.optim import kernel, record, tuning
+from steptuned.optim import bucket, kernel, record, tuning
+from steptuned.optim.bucket import fits_kernel
 from steptuned.optim.state import fresh_scalars
 
 pytestmark = pytest.mark.skipif(
@@ -94,15 +96,25 @@ def test_the_kernel_and_the_torch_path_agree(name, off):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("openmp", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_results_are_bit_identical_for_any_number_of_threads(dtype, monkeypatch):
-    monkeypatch.setattr(kernel, "SHARE", 1)
+def test_results_are_bit_identical_for_any_number_of_threads(dtype, openmp, monkeypatch):
+    monkeypatch.setattr(kernel, "PARALLEL", 1)
     used = []
-    monkeypatch.setattr(
-        kernel,
-        "_run_in_threads",
-        lambda task, n, run=kernel._run_in_threads: (used.append(n), run(task, n)),
-    )
+    parallel = kernel._openmp()
+    if openmp and parallel is None:
+        pytest.skip("torch has no OpenMP library with GOMP_parallel here")
+
+    def run_in_openmp(function, call, threads, flags):
+        used.append(threads)
+        parallel(function, call, threads, flags)
+
+    def run_in_pool(task, others, run=kernel._run_in_pool):
+        used.append(others + 1)
+        run(task, others)
+
+    monkeypatch.setattr(kernel, "_openmp", lambda: run_in_openmp if openmp else None)
+    monkeypatch.setattr(kernel, "_run_in_pool", run_in_pool)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 8):
@@ -110,17 +122,18 @@ def test_results_are_bit_identical_for_any_number_of_threads(dtype, monkeypatch)
             results.append(run({"weight_decay": 0.1, "max_grad_norm": 0.5}, dtype=dtype))
     finally:
         torch.set_num_threads(before)
-    assert {*used} == {1, 2, 7}
+    assert {*used} == {2, 3, 8}
     for other in results[1:]:
         assert same(results[0], other)
 
 
 def test_a_forked_process_has_its_own_threads(monkeypatch):
-    monkeypatch.setattr(kernel, "SHARE", 1)
+    monkeypatch.setattr(kernel, "PARALLEL", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     expected = run({})
 
     def in_child():
+        torch.set_num_threads(1)  # for torch's own operations
         alike = same(run({}), expected)
         sys.exit(
             0
@@ -129,9 +142,9 @@ def test_a_forked_process_has_its_own_threads(monkeypatch):
             else 1
         )
 
-    child = multiprocessing.get_context("fork").Process(target=in_child)
+    child = multiprocessing.get_context("fork").Process(target=in_child, daemon=True)
     child.start()
-    child.join(60)
+    child.join(PATIENCE)
     assert child.exitcode == 0
 
 
@@ -298,7 +311,7 @@ def test_autograd_detects_that_the_kernel_wrote_to_a_parameter():
 def test_an_overflowing_measurement_does_not_spoil_G_for_any_number_of_threads(
     monkeypatch,
 ):
-    monkeypatch.setattr(kernel, "SHARE", 1)
+    monkeypatch.setattr(kernel, "PARALLEL", 1)
     results = []
     for threads in (1, 4):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
@@ -315,6 +328,37 @@ def test_an_overflowing_measurement_does_not_spoil_G_for_any_number_of_threads(
         assert G.abs().max() < 1
         results.append((G, opt.gamma))
     assert same(*results)
+
+
+@pytest.mark.parametrize("sizes", [(5000,), (700, 1500, 2800)])
+@pytest.mark.parametrize("place", [0, 2500, 4999])
+def test_an_infinity_fades_G_in_its_own_block_only(sizes, place):
+    """A block has up to 1,024 elements of one tensor."""
+
+    def G_after(infinite):
+        params = [torch.ones(n, dtype=torch.float64, requires_grad=True) for n in sizes]
+        opt = StepTunedSGD(params, lr=0.1)
+        for k in range(2):
+            for i in opt.passes():
+                joined = torch.full((5000,), 1.0 + 0.1 * i, dtype=torch.float64)
+                if infinite and (k, i) == (1, 1):
+                    joined[place] = torch.inf
+                for p, g in zip(params, joined.split(sizes), strict=True):
+                    p.grad = g.clone()
+        return torch.cat([opt.state[p]["G"] for p in params])
+
+    starts = [
+        start + i
+        for start, n in zip((0, *itertools.accumulate(sizes)), sizes, strict=False)
+        for i in range(0, n, 1024)
+    ]
+    first = max(start for start in starts if start <= place)
+    last = min([start for start in starts if start > place], default=5000)
+    found, expected = G_after(infinite=True), G_after(infinite=False)
+    assert torch.equal(found[:first], expected[:first])
+    assert torch.equal(found[last:], expected[last:])
+    # After the first iteration G is 0.01; the second one adds nothing here.
+    assert found[first:last].tolist() == pytest.approx([0.009] * (last - first), rel=1e-10)
 
 
 @pytest.mark.parametrize("change", ["another memory", "a transposed view", "another precision"])
@@ -496,3 +540,44 @@ def test_the_kernel_compiles_without_warnings(tmp_path):
             ]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             assert "warning" not in done.stderr
+
+
+# ----------------------------------------------------------------------------- channels_last
+
+
+def train_convolutions(memory_format, monkeypatch, other_gradients=False):
+    """Parameters and gamma after some iterations, and how often buckets were gathered anew."""
+    gathered = []
+    monkeypatch.setattr(
+        bucket, "fits_kernel", lambda *a, fits=fits_kernel: gathered.append(1) or fits(*a)
+    )
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 4, 3), torch.nn.ELU(), torch.nn.Conv2d(4, 5, 1)]
+    model = torch.nn.Sequential(*layers).double().to(memory_format=memory_format)
+    opt = StepTunedSGD(model.parameters(), lr=0.1, weight_decay=0.01)
+    generator, counts = torch.Generator().manual_seed(1), []
+    for k in range(8):
+        x = torch.randn(6, 3, 7, 7, generator=generator, dtype=torch.float64)
+        for _ in opt.passes():
+            opt.zero_grad()
+            model(x.contiguous(memory_format=memory_format)).square().mean().backward()
+            if other_gradients and k == 5:
+                model[0].weight.grad = model[0].weight.grad.contiguous()
+        counts.append(len(gathered))
+    return [p.detach().clone() for p in model.parameters()] + [opt.gamma], counts
+
+
+@pytest.mark.parametrize("small", [0, kernel.SMALL], ids=["held", "copied"])
+def test_channels_last_parameters_are_gathered_once(small, monkeypatch):
+    monkeypatch.setattr(kernel, "SMALL", small)
+    expected, _ = train_convolutions(torch.contiguous_format, monkeypatch)
+    found, counts = train_convolutions(torch.channels_last, monkeypatch)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+    assert counts[-1] == counts[1], "a bucket was gathered again"
+
+
+def test_a_gradient_with_other_strides_than_its_parameter_is_noticed(monkeypatch):
+    expected, _ = train_convolutions(torch.channels_last, monkeypatch)
+    found, counts = train_convolutions(torch.channels_last, monkeypatch, other_gradients=True)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+    assert counts[5] > counts[4]

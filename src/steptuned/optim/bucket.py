@@ -46,6 +46,8 @@ class Bucket:
     unscale: float = 1.0
     G: list[Tensor] | None = None
     """G of all parameters, if this bucket is cached."""
+    strides: list[tuple[int, ...] | None] | None = None
+    """None if all parameters are contiguous. Otherwise the strides of each, None if contiguous."""
 
     def add(self, p: Tensor, g: Tensor, state: dict[str, Any]) -> None:
         self.owners.append(p)
@@ -214,10 +216,11 @@ def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
         and _are_same(params, list(opt.state))
         and all(b.by_kernel and all(b.states) for b in buckets)
         and PLAIN.issuperset(map(type, params))
-        and all(map(Tensor.is_contiguous, params))
     ):
         for bucket in buckets:
             assert bucket.workspace is not None
+            if not all(map(Tensor.is_contiguous, bucket.params)):
+                bucket.strides = [None if p.is_contiguous() else p.stride() for p in bucket.params]
             bucket.G = bucket.workspace.keep([state["G"] for state in bucket.states])
         _cached[opt] = CachedBuckets(params, list(opt.state.values()), buckets)
     else:
@@ -261,13 +264,23 @@ def _is_as_before(bucket: Bucket) -> bool:
     return (
         PLAIN.issuperset(map(type, grads))
         and {*map(DTYPE, grads)} == {params[0].dtype}
-        and all(map(Tensor.is_contiguous, grads))  # a sparse one is not
+        and _have_strides(grads, bucket.strides)
         and not any(map(Tensor.is_neg, grads))
-        and all(map(Tensor.is_contiguous, params))
+        and _have_strides(params, bucket.strides)
         and bucket.workspace.is_current()
         and _are_same(bucket.G, [state["G"] for state in states])
         and held[0] != 1  # a g0 that the kernel did not store
         and _are_same(held, [held[0]] * len(held))
+    )
+
+
+def _have_strides(tensors: list[Tensor], strides: list[tuple[int, ...] | None] | None) -> bool:
+    """Whether tensors have these strides, where None means contiguous. A sparse tensor has none."""
+    if strides is None:
+        return all(map(Tensor.is_contiguous, tensors))
+    return all(
+        t.is_contiguous() if known is None else t.layout is torch.strided and t.stride() == known
+        for t, known in zip(tensors, strides, strict=True)
     )
 
 

@@ -1,6 +1,7 @@
 /* The arithmetic of flat.py on the CPU, in one pass over memory. kernel.py compiles and calls it.
 
-   All tensors of a call form one vector, which is divided into units of UNIT elements. Threads take
+   All tensors of a call form one vector, which is divided into units of UNIT elements; kernel.py
+   defines UNIT. Threads take
    units one by one and write each unit's sums into its own slot; kernel.py adds the slots in order.
    Within a unit, sums use a fixed number of lanes, so results depend neither on the number of
    threads nor on the width of the processor's vectors. REAL is float or double. */
@@ -8,8 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define UNIT 16384
-#define BLOCK 4096 /* elements after which the lanes of a sum are added up in double precision */
+#define BLOCK 1024 /* elements of one tensor that are checked and summed together */
 #define LANES ((int64_t)(32 / sizeof(REAL)))
 #define INLINE static inline __attribute__((always_inline))
 
@@ -142,35 +142,29 @@ INLINE void measure(struct numbers k, REAL *p, const REAL *g, const REAL *held, 
     s->square += g0 * g0;
 }
 
-/* G after a measurement that is not finite: beta G, as if g1 - g0 were zero. */
-INLINE void fade(const struct call *c, struct cursor it, const REAL *old) {
-    const REAL beta = c->beta;
-    for (int64_t n; (n = stretch(c, &it, UNIT)); advance(&it, n), old += n)
-        for (int64_t i = 0; i < n; i++)
-            c->G[it.tensor][it.at + i] = beta * old[i];
-}
-
 INLINE void second(struct call *c, int decayed) {
     const struct numbers k = numbers(c);
-    REAL old[UNIT]; /* the unit's G before this pass, which stays in the cache */
-    struct cursor start;
-    for (int64_t unit, n, i; take(c, &start, &unit);) {
-        struct cursor it = start;
-        double dg = 0, along = 0, square = 0;
+    REAL old[BLOCK]; /* the block's G before this pass, which stays in the fastest cache */
+    struct cursor it;
+    for (int64_t unit, n, i; take(c, &it, &unit);) {
+        double along = 0, square = 0;
         for (; (n = stretch(c, &it, BLOCK)); advance(&it, n)) {
             REAL *p = c->p[it.tensor] + it.at, *G = c->G[it.tensor] + it.at;
             const REAL *g = c->g[it.tensor] + it.at, *g0 = c->g0[it.tensor] + it.at;
-            REAL *kept = old + UNIT - it.left;
             struct sums s = {{0}, {0}, {0}};
             for (i = 0; i + LANES <= n; i += LANES)
-                measure(k, p + i, g + i, g0 + i, G + i, kept + i, &s, LANES, decayed);
+                measure(k, p + i, g + i, g0 + i, G + i, old + i, &s, LANES, decayed);
             if (i < n)
-                measure(k, p + i, g + i, g0 + i, G + i, kept + i, &s, n - i, decayed);
-            dg += sum(s.dg), along += sum(s.along), square += sum(s.square);
-        }
-        if (!((REAL)dg - (REAL)dg == 0)) { /* infinite or not a number */
-            fade(c, start, old);
-            along = __builtin_nan("");
+                measure(k, p + i, g + i, g0 + i, G + i, old + i, &s, n - i, decayed);
+            REAL dg = sum(s.dg);
+            if (dg - dg == 0) {
+                along += sum(s.along);
+            } else { /* infinite or not a number: G fades, as if g1 - g0 were zero */
+                for (i = 0; i < n; i++)
+                    G[i] = k.beta * old[i];
+                along = __builtin_nan("");
+            }
+            square += sum(s.square);
         }
         c->along[unit] = along, c->square[unit] = square;
     }

@@ -27,9 +27,14 @@ import torch
 from torch import Tensor
 
 COMPILERS = ("cc", "gcc", "clang")
+
+UNIT = 32768
+"""Elements whose sums are stored together."""
+
 # No -ffast-math: the kernel tests for infinities. No -march=native: machines may share the cache.
 # No contraction: the same rounding on every processor.
 FLAGS = (
+    f"-DUNIT={UNIT}",
     "-std=c11",
     "-O3",
     "-ffp-contract=off",
@@ -47,14 +52,15 @@ DATA_PTR: Callable[[Any], int] = Tensor.data_ptr
 
 CANNOT_BUILD = (OSError, subprocess.SubprocessError, AttributeError, IndexError)
 
-UNIT = 16384
-"""Elements that are measured together, as in kernel.c."""
-
 SMALL = 1 << 19
 """A model with at most this many elements has its own memory for g0."""
 
-SHARE = 1 << 18
-"""Minimum number of elements per thread that makes another thread worthwhile."""
+PARALLEL = 1 << 16
+"""Minimum number of elements that makes several threads worthwhile."""
+
+
+PROCESS = os.getpid()
+"""The process that imported this module. OpenMP's threads do not survive a fork."""
 
 
 class KernelStatus(NamedTuple):
@@ -203,8 +209,8 @@ class Workspace:
         """theta -= step g1 and G = beta G + (1 - beta) scale (g1 - g0).
 
         Returns <G, g0> and |g0|^2. ``raw`` says how to compute g0 from ``held``. If the square of
-        g1 - g0 is not finite over a unit, the difference counts as zero in that unit's G, and the
-        inner product is nan.
+        g1 - g0 is not finite over a block of kernel.c, the difference counts as zero in G there,
+        and the inner product is nan.
         """
         call = self._call
         call.sign0, call.decay0, call.ratio0 = raw
@@ -234,9 +240,10 @@ class Workspace:
         lists = [self._addresses_of(each) for each in tensors.values()]
         for name, each in zip(tensors, lists, strict=True):
             setattr(call, name, _address(each))
-        others = min(torch.get_num_threads(), self._elements // SHARE) - 1
-        if others > 0:
-            _run_in_threads(_Task(function, call, (self, tensors, lists)), others)
+        threads = torch.get_num_threads()
+        if threads > 1 and self._elements >= PARALLEL:
+            units = len(self._along)
+            _run_in_threads(_Task(function, call, units, (self, tensors, lists)), threads)
         else:
             function(call)
 
@@ -259,6 +266,7 @@ def addresses(tensors: Sequence[Tensor | None]) -> "array[int]":
 class _Task(NamedTuple):
     function: Any
     call: _Call
+    units: int
     alive: Any
     """Objects that must stay in memory while a thread uses them."""
 
@@ -266,12 +274,51 @@ class _Task(NamedTuple):
         self.function(self.call)  # without the GIL, until all units are done
 
 
-def _run_in_threads(task: "_Task", others: int) -> None:
+def _run_in_threads(task: "_Task", threads: int) -> None:
+    """Run in torch's OpenMP threads, or in threads of our own if torch's cannot be used.
+
+    OpenMP's threads keep spinning for a moment after each operation of torch. Threads of our own
+    would compete with them for the cores.
+    """
+    parallel = _openmp()
+    if parallel is None:
+        _run_in_pool(task, threads - 1)
+    else:
+        # As many threads as torch uses, even if there are fewer units: libgomp would end the
+        # surplus threads, and torch's next operation would have to start them again.
+        parallel(task.function, task.call, threads, 0)
+
+
+def _openmp() -> Any | None:
+    """``GOMP_parallel``, or None in a forked process, where it would deadlock.
+
+    A process that was forked before it imported this module is not recognized. There, torch's own
+    operations deadlock as well.
+    """
+    return _gomp_parallel() if os.getpid() == PROCESS else None
+
+
+@functools.cache
+def _gomp_parallel() -> Any | None:
+    """``GOMP_parallel`` of torch's OpenMP library, which LLVM's and Intel's have, too."""
+    if not torch.backends.openmp.is_available():
+        return None
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        return None
+    # void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags)
+    parallel.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Call), ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+def _run_in_pool(task: "_Task", others: int) -> None:
     """Run in this thread and in those others that start before the work is done."""
     started: list[Future[None]] = []
     try:
         pool = _pool(others)
-        started = [pool.submit(task.run) for _ in range(others)]
+        started = [pool.submit(task.run) for _ in range(min(others, task.units - 1))]
     except RuntimeError:  # the interpreter is shutting down, or no thread can be started
         pass
     task.run()

@@ -78,9 +78,15 @@ def read(group: dict[str, Any], rows: Tensor) -> Rows:
     return Rows(rule.per_unit(curvature, square), rule.gamma(square, curvature, group["nu"]), gamma)
 
 
+def last_row(group: dict[str, Any]) -> Tensor:
+    """The row of the last measurement; nan before the first."""
+    row: Tensor = group["measured"][(group["k"] - group["single"] - 1) % RECENT]
+    return row
+
+
 def last(group: dict[str, Any]) -> Rows:
-    """The last measurement, as 0-d tensors; nan before the first."""
-    return read(group, group["measured"][(group["k"] - group["single"] - 1) % RECENT])
+    """The last measurement, as 0-d tensors."""
+    return read(group, last_row(group))
 
 
 def count_recent(opt: "TwoPasses") -> None:

@@ -1,0 +1,20 @@
+"""The order of the test files."""
+
+LONGEST = (
+    "test_together",
+    "test_resume",
+    "test_documents",
+    "test_ranks",
+    "test_torture",
+    "test_cluster",
+    "test_cli",
+    "test_evidence",
+    "test_report",
+    "test_published",
+)
+"""The files that take longest. They start first, so that no process works alone at the end."""
+
+
+def pytest_collection_modifyitems(items):
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
