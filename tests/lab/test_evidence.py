@@ -104,6 +104,22 @@ def test_packing_an_unpacked_store_gives_the_same_records(packed, tmp_path):
     assert str(tables[0].to_pylist()) == str(tables[1].to_pylist()), "as text, where nan is nan"
 
 
+def test_packing_an_unpacked_store_leaves_its_files_as_they_are(store, packed, tmp_path):
+    unpack(packed, tmp_path / "again")
+    before = {path.name: path.read_bytes() for path in packed.iterdir()}
+    pack(tmp_path / "again", packed)
+    assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+    (target,) = packed.glob("*.parquet")
+    target.write_bytes(before[target.name][:-100])
+    pack(store, packed)
+    assert target.read_bytes() == before[target.name], "a damaged file is written again"
+    result = next((tmp_path / "again").glob("runs/*/*/result.json"))
+    content = json.loads(result.read_text())
+    result.write_text(json.dumps(content | {"final": {"loss": 7.0}}))
+    pack(tmp_path / "again", packed)
+    assert target.read_bytes() != before[target.name], "another final value is not ignored"
+
+
 def test_a_store_that_has_the_experiment_keeps_one_copy_of_it(store, packed, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(store, copy)

@@ -11,8 +11,11 @@ to be run again. Runs that only served to choose hyper-parameters or to find J* 
 all other runs are restored byte for byte.
 """
 
+import functools
 import hashlib
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +71,8 @@ def pack(store: Path, folder: Path) -> dict[str, Any]:
             continue
         target = folder / f"{name}.parquet"
         table = _table(rows).replace_schema_metadata({ABOUT: json.dumps(about)})
-        pyarrow.parquet.write_table(table, target, compression="zstd", compression_level=19)
+        if not (target.exists() and _has_the_runs_of(target, table)):
+            pyarrow.parquet.write_table(table, target, compression="zstd", compression_level=19)
         environments = [run["environment"] for run in runs]
         manifest["files"][target.name] = {
             "sha256": _sha256(target),
@@ -92,6 +96,35 @@ def pack(store: Path, folder: Path) -> dict[str, Any]:
             old.unlink()
     write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+def _has_the_runs_of(target: Path, table: pyarrow.Table) -> bool:
+    """Whether a file has the same runs and records, so that it can stay as it is.
+
+    Checksums of logs may differ: a thinned log that was unpacked has its own.
+    """
+    try:
+        old = pyarrow.parquet.read_table(target)
+    except (OSError, pyarrow.ArrowException):
+        return False
+    return old.column_names == table.column_names and _content(old) == _content(table)
+
+
+def _content(table: pyarrow.Table) -> bytes:
+    """All columns as bytes, in which nan equals nan, without the checksums of logs."""
+
+    @functools.cache
+    def without_checksum(result: str) -> str:
+        kept = json.loads(result)
+        return json.dumps({key: kept[key] for key in kept if key not in ("sha256", "thinned")})
+
+    results = [without_checksum(result) for result in table.column("result").to_pylist()]
+    place = table.column_names.index("result")
+    sink = pyarrow.BufferOutputStream()
+    compared = table.set_column(place, "result", pyarrow.array(results, pyarrow.string()))
+    pyarrow.parquet.write_table(compared.combine_chunks(), sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def _names(paths: list[Path], asked: list[dict[str, Any]]) -> list[str]:
@@ -242,10 +275,22 @@ def opened(folder: Path) -> Iterator[Path]:
     if not is_packed(folder):
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="steptuned-") as name:
+    with tempfile.TemporaryDirectory(prefix="steptuned-", dir=_memory(folder)) as name:
         store = Path(name) / folder.resolve().name
         unpack(folder, store)
         yield store
+
+
+def _memory(folder: Path) -> Path | None:
+    """``/dev/shm`` if the unpacked runs fit, else None: the default temporary folder.
+
+    Unpacked runs take about 10 times the space of the packed files; 40 times leaves a margin.
+    Removing thousands of files from a disk can take a minute.
+    """
+    memory, packed = Path("/dev/shm"), sum(path.stat().st_size for path in folder.iterdir())
+    if "TMPDIR" in os.environ or not os.access(memory, os.W_OK | os.X_OK):
+        return None
+    return memory if shutil.disk_usage(memory).free > 40 * packed else None
 
 
 def _runs_of(table: pyarrow.Table) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:

@@ -8,7 +8,7 @@ import hashlib
 import re
 import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,21 @@ RATE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 Draw = Callable[[str, list[Outcome], Results], Figure]
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write PNG, SVG and PDF, without dates, so that the same figure gives the same files."""
+FORMATS: dict[str, Any] = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+"""The files of a figure, with metadata that leave out the date."""
+
+
+def save(figure: Figure, path: Path, formats: Collection[str] = tuple(FORMATS)) -> list[Path]:
+    """Write a figure in these formats, without dates: the same figure gives the same files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = []
-    formats: dict[str, Any] = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "steptuned"}):
         warnings.filterwarnings(
             "ignore", message="Glyph .* missing"
         )  # scripts that the font does not have
-        for suffix, metadata in formats.items():
+        for suffix in formats:
             written.append(path.parent / f"{path.name}{suffix}")
-            figure.savefig(written[-1], dpi=150, metadata=metadata)
+            figure.savefig(written[-1], dpi=150, metadata=FORMATS[suffix])
     plt.close(figure)
     return written
 
