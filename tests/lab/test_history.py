@@ -14,6 +14,7 @@ from steptuned.lab.driver import Driver, quartiles
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 
+METHODS_WITH_T = ("step-tuned-variant", "step-tuned-momentum")
 BOUNDS = (0.05, 8.0)
 NU = 5.0
 
@@ -90,6 +91,34 @@ def test_the_diagnostics_of_a_record_match_the_twin(resumed):
         for key, value in wanted.items():
             assert found[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
     assert 0 < found["negative curvature"] < 1
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("method", METHODS_WITH_T)
+def test_the_history_of_a_variant_has_what_the_optimizer_shows_after_each_iteration(
+    method, resumed
+):
+    hyper = {**METHODS[method].defaults, "lr": 0.3, "tune_every": 3}
+    hyper |= {"relative": True} if "relative" in hyper else {}
+    driver, seen = Driver(method, regression(), hyper), []
+    for _ in range(40):
+        before = driver.batches
+        driver.advance()
+        if driver.batches > before and seen and resumed:
+            state, problem_state = driver.state_dict(), driver.problem.state_dict()
+            driver = Driver(method, regression(), hyper)
+            driver.problem.load_state_dict(problem_state)
+            driver.load_state_dict(state)
+        if not driver.optimizer.pending:
+            opt = driver.optimizer
+            seen.append([float(x) for x in (opt.gamma, opt.raw_gamma, opt.curvature)])
+    gamma, raw, curvature = zip(*seen, strict=True)
+    found = driver.diagnostics()
+    words = ("low", "median", "high")
+    assert [found[f"gamma {word}"] for word in words] == quartiles(list(gamma))
+    assert [found[f"raw gamma {word}"] for word in words] == quartiles(list(raw))
+    assert found["negative curvature"] == np.mean([value <= 0 for value in curvature])
+    assert len({*gamma}) > 3, "gamma has moved"
 
 
 def test_the_gradient_variation_methods_have_the_same_diagnostics():

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from specs import make_spec
+from steptuned.lab import sweep as sweep_module
 from steptuned.lab.engine import LocalEngine, WorkerConfig
 from steptuned.lab.experiment import load
 from steptuned.lab.plan import duration, estimate
@@ -49,6 +50,17 @@ def sweep(tmp_path):
     yield sweep
     sweep.engine.stop()
     sweep.console.file.close()
+
+
+def test_a_sweep_writes_its_progress_to_a_log_file(experiment, sweep, monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep_module, "SECONDS_PER_LINE", 0.0)
+    with open(tmp_path / "log", "w") as log:
+        monkeypatch.setattr(sweep, "console", Console(file=log, force_terminal=False))
+        sweep.run(experiment)
+    monkeypatch.undo()
+    lines = [line for line in (tmp_path / "log").read_text().splitlines() if " of 5 runs" in line]
+    expected = [f"small: grid: {done} of 5 runs" for done in range(1, 6)]
+    assert [line[line.index("small") :] for line in lines] == expected
 
 
 def test_a_sweep_runs_everything_once_and_nothing_the_second_time(experiment, sweep):

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems.base import Batch, Problem
+from steptuned.optim.record import last_row, read
 
 
 @contextmanager
@@ -105,21 +106,38 @@ class GammaHistory:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._rows: list[torch.Tensor] = []
+        """For each iteration: gamma, the raw gamma and the curvature."""
+        self._unread: list[torch.Tensor] = []
+        """For later iterations: the row of the optimizer's last measurement, and gamma."""
 
     def add(self) -> None:
         """Remember the iteration that was just made."""
         opt: Any = self._optimizer
-        self._rows.append(torch.stack((opt.gamma, opt.raw_gamma, opt.curvature)))
+        group = opt.param_groups[0]
+        if "measured" in group:  # all rows are read together, which takes less time
+            self._unread.append(torch.cat((last_row(group), group["gamma"].reshape(1))))
+        else:
+            self._rows.append(torch.stack((opt.gamma, opt.raw_gamma, opt.curvature)))
+
+    def _read(self) -> list[torch.Tensor]:
+        """The rows of all iterations."""
+        if self._unread:
+            rows = torch.stack(self._unread)
+            found = read(self._optimizer.param_groups[0], rows[:, :3])
+            self._rows += torch.stack((rows[:, 3], found.raw_gamma, found.curvature), 1)
+            self._unread.clear()
+        return self._rows
 
     def summary(self) -> dict[str, float]:
         """The last values, and quartiles and shares since the last summary."""
         group = self._optimizer.param_groups[0]
         opt: Any = self._optimizer
         found = {"gamma": opt.gamma.item(), "curvature": opt.curvature.item()}
-        if not self._rows:
+        rows = self._read()
+        if not rows:
             return found
-        gamma, raw, curvature = torch.stack(self._rows).cpu().double().T.tolist()
-        self._rows.clear()
+        gamma, raw, curvature = torch.stack(rows).cpu().double().T.tolist()
+        rows.clear()
         measured = [value for value in raw if not math.isnan(value)]
         for name, values in (("gamma", gamma), ("raw gamma", measured)):
             if values:
@@ -139,10 +157,12 @@ class GammaHistory:
         return found
 
     def state_dict(self) -> torch.Tensor | None:
-        return torch.stack(self._rows) if self._rows else None
+        rows = self._read()
+        return torch.stack(rows) if rows else None
 
     def load_state_dict(self, state: torch.Tensor | None) -> None:
         self._rows = [] if state is None else list(state)
+        self._unread.clear()
 
 
 def quartiles(values: list[float]) -> list[float]:

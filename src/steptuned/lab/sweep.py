@@ -1,5 +1,7 @@
 """Execute an experiment stage by stage with an engine, and show the progress."""
 
+import time
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
@@ -26,6 +28,8 @@ from steptuned.lab.run import folder_of
 from steptuned.lab.search import Outcome, stages
 from steptuned.lab.spec import RunSpec
 from steptuned.lab.store import Run, Store
+
+SECONDS_PER_LINE = 60.0
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -83,13 +87,14 @@ class Sweep:
             task = progress.add_task(
                 title, total=len(runs), completed=len(runs) - len(missing), loss=""
             )
-            said = ""
+            said, lines = "", _Lines(self.console)
             try:
                 for news in self.engine.process(list(missing)):
                     if isinstance(news, Run):
                         missing.remove(news)
                         self._judge(news)
                         progress.advance(task)
+                        lines.tell(f"{title}: {len(runs) - len(missing)} of {len(runs)} runs")
                     elif news != said:
                         self.console.print(f"  [yellow]{news or 'continuing'}[/]")
                         said = news
@@ -125,6 +130,20 @@ class Sweep:
             TextColumn("[dim]{task.fields[loss]}"),
         )
         return Progress(*columns, console=self.console)
+
+
+class _Lines:
+    """Progress as lines, at most one per minute, where a bar cannot be shown, as in a log file."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._last = console, time.monotonic()
+
+    def tell(self, sentence: str) -> None:
+        now = time.monotonic()
+        if not self._console.is_interactive and now - self._last >= SECONDS_PER_LINE:
+            self._last = now
+            line = f"  {datetime.now():%Y-%m-%d %H:%M} {sentence}"
+            self._console.print(line, markup=False, soft_wrap=True)
 
 
 class _Rate(ProgressColumn):
