@@ -11,7 +11,7 @@ demo: $(READY)
 
 # A process a core, and so a thread a process: threads that wait for each other's turn would be several times slower.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # About half an hour: kills at random moments, random sequences of calls.
 torture: $(READY)

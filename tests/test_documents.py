@@ -271,7 +271,7 @@ def test_the_worked_example_of_an_extension_runs(page, tmp_path):
         (tmp_path / re.match(r"# (\S+)\n", text)[1]).write_text(text)
     (commands,) = blocks(page, "sh")
     for command in commands.splitlines():
-        jobs = ["--jobs", "2"] if " run " in command else []
+        jobs = ["--jobs", "1"] if " run " in command else []
         done = subprocess.run(
             [sys.executable, "-m", *command.split(), *jobs],
             cwd=tmp_path,

@@ -207,9 +207,8 @@ lr = [0.01, 0.1]
 def test_an_experiment_on_real_images_from_command_to_report(tmp_path):
     (tmp_path / "mine.toml").write_text(IMAGES)
     out = tmp_path / "out"
-    done = steptuned(
-        "run", tmp_path / "mine.toml", "--out", out, "--data", REAL, STEPTUNED_DATA=str(tmp_path)
-    )
+    command = ("run", tmp_path / "mine.toml", "--out", out, "--data", REAL, "--jobs", 1)
+    done = steptuned(*command, STEPTUNED_DATA=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "minee (paper): CIFAR-10, LeNet without BatchNorm" in done.stdout
     assert "test loss" in done.stdout
@@ -220,7 +219,7 @@ def test_an_experiment_on_real_images_from_command_to_report(tmp_path):
         assert last["samples"] <= 2000
         assert ("accuracy" in last) == (run.spec.problem == "images")
         assert ("gamma" in last) == (run.spec.method == "step-tuned-sgd")
-    changed = steptuned("run", tmp_path / "mine.toml", "--out", out, "--data", REAL, "--bf16")
+    changed = steptuned(*command, "--bf16")
     assert changed.returncode == 0, changed.stdout + changed.stderr
     assert {run.spec.options["precision"] for run in Store(out).runs()} == {"float32", "bfloat16"}
 

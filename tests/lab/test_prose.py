@@ -1,12 +1,17 @@
 """The sentences of the results page: their numbers are those of the logs."""
 
+import numpy as np
 import pytest
 
 from made_up import OnePointGrids, fill, records_of
 from steptuned.lab import paired_runs
+from steptuned.lab.claims.judging import TUNED
 from steptuned.lab.claims.verdicts import judge
-from steptuned.lab.paired_runs import PairedRuns
-from steptuned.lab.report import prose, results
+from steptuned.lab.measures import BY_KEY
+from steptuned.lab.paired_runs import PairedRuns, Pairs
+from steptuned.lab.report import prose, results, tables
+
+SEEDS = Pairs("seeds", (1, 2, 3, 4, 5))
 
 
 def tuned_records(spec):
@@ -85,3 +90,15 @@ def test_the_readme_and_the_package_contain_the_verdicts(store):
     with pytest.raises(ValueError, match="the README has no lines"):
         results.with_verdicts("# Title", judged)
     assert results.as_published(judged).count("\n") == len(judged) + 2
+
+
+def test_the_table_of_an_experiment_compares_all_entries_with_sgd_pair_by_pair(store):
+    runs = PairedRuns(store, "short")
+    (table,) = tables.against_sgd(runs.outcome("figure-6f"), runs, BY_KEY["plain loss"])
+    rows = {row[0].split(" (")[0]: row[1:] for row in table.rows}
+    assert rows["SGD"][2:] == ["1", "", ""]
+    pairs, mean, ratio, p, below = rows["Step-Tuned SGD"]
+    assert (pairs, p, below) == ("5", "0.031", "5 of 5")
+    tuned, sgd = (runs.finals("figure-6f", name, SEEDS, "plain loss") for name in (TUNED, "sgd"))
+    assert mean == f"{tuned.mean():.4g}"
+    assert ratio.split()[0] == f"{np.median(tuned / sgd):.3g}"

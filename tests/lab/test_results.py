@@ -78,8 +78,6 @@ def test_the_page_has_every_figure_and_number_that_the_store_has(experiments, tm
         "results.md",
         "figure-9-demo.json",
         "figure-9-demo.png",
-        "figure-9-demo.svg",
-        "figure-9-demo.pdf",
     }
     for run_ in Store(out).runs():
         if (

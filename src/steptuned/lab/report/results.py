@@ -9,6 +9,7 @@ from typing import Any
 
 from steptuned.lab.claims.judging import TUNED, Claim
 from steptuned.lab.claims.verdicts import Judgement, as_data, judge
+from steptuned.lab.measures import BY_KEY
 from steptuned.lab.paired_runs import PairedRuns
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report import figures, prose, tables
@@ -69,7 +70,7 @@ class Page:
         data = self.pictures / f"{stem}.json"
         data.parent.mkdir(parents=True, exist_ok=True)
         data.write_text(json.dumps(figures.data_of(figure), separators=(",", ":")) + "\n")
-        self.written += [data, *figures.save(figure, self.pictures / stem)]
+        self.written += [data, *figures.save(figure, self.pictures / stem, [".png"])]
         return f"![{name} at scale {panels[0].experiment.scale}](figures/{stem}.png)"
 
 
@@ -249,7 +250,14 @@ def _control_figure(page: Page) -> list[str]:
         parts.append(link)
         for outcome in panels:
             parts += [" ".join(prose.sentences(outcome, page.runs(scale)))]
+            parts += _against_sgd(page, outcome)
     return parts
+
+
+def _against_sgd(page: Page, outcome: Outcome) -> list[str]:
+    measure = BY_KEY[prose.measure_of(outcome, page.results)]
+    found = tables.against_sgd(outcome, page.runs(outcome.experiment.scale), measure)
+    return [table.markdown() for table in found]
 
 
 # -------------------------------------------------------------------------------------- the figures
@@ -299,7 +307,14 @@ def _variants(page: Page) -> list[str]:
     return [
         "## Variants",
         "See [Variants](variants.md).",
-        *(p for section in chosen for p in _section(page, section)),
+        *(
+            part
+            for section in chosen
+            for part in (
+                *_section(page, section),
+                *(table for outcome in section.panels for table in _against_sgd(page, outcome)),
+            )
+        ),
     ]
 
 

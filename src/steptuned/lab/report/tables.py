@@ -22,7 +22,7 @@ from steptuned.lab.report.figures import label_of
 from steptuned.lab.report.instances import compare, ends, instances_to_level
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
-from steptuned.lab.statistics import Comparison, performance_profiles
+from steptuned.lab.statistics import Comparison, compare_ratios, performance_profiles
 from steptuned.lab.table2 import PAPER, TIMED, Timing
 from steptuned.lab.terminal import open_table
 
@@ -298,6 +298,31 @@ def _final_means(
     except MissingRuns:
         return None
     return {method: float(values.mean()) for method, values in finals.items()}
+
+
+def against_sgd(outcome: Outcome, runs: PairedRuns, measure: Measure) -> list[Table]:
+    """The final values of all entries relative to SGD's, paired by seed or instance.
+
+    Empty if no other entry can be compared with SGD.
+    """
+    name, base = outcome.experiment.name, "sgd"
+    mean = f"final {measure.label}, mean"
+    columns = ["method", "pairs", mean, "relative to SGD [95 % interval]", "p", "below SGD in"]
+    table = Table(f"{name} ({outcome.experiment.scale}), at equal back-propagations", columns)
+    for entry, group in {group.entry.name: group for group in outcome.groups[::-1]}.items():
+        try:
+            pairs = runs.pairs((entry, base), name)
+            values, sgd = (runs.finals(name, one, pairs, measure.key) for one in (entry, base))
+        except MissingRuns:
+            continue
+        row = [label_of(group), str(pairs.n), f"{values.mean():.4g}"]
+        if entry == base:
+            table.rows.insert(0, [*row, "1", "", ""])
+            continue
+        c = compare_ratios(values, sgd)
+        told = [interval(c), f"{c.p:.2g}", f"{round(c.better * c.n)} of {c.n}"]
+        table.rows.insert(0, [*row, *told])
+    return [table] if len(table.rows) > 1 else []
 
 
 def interval(c: Comparison) -> str:
