@@ -41,12 +41,30 @@ def left_behind(mark):
     }
 
 
+def workers_of(sweep, mark):
+    """The worker processes of a sweep.
+
+    A process that a worker has just forked, to start a compiler for instance, carries the
+    worker's command line until it executes its own, so only the sweep's children count.
+    """
+    return [
+        pid
+        for pid, command in marked(mark).items()
+        if "LokyProcess" in command and parent_of(pid) == sweep
+    ]
+
+
+def parent_of(pid):
+    """The parent's process ID; 0 if the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def is_descendant(pid):
     while pid > 1:
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            return False
+        pid = parent_of(pid)
         if pid == os.getpid():
             return True
     return False

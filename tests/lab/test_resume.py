@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import small_data
-from processes import MARK, PATIENCE, marked, wait_until_none
+from processes import MARK, PATIENCE, marked, wait_until_none, workers_of
 from specs import make_spec, on_real_data
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import Died, Run, Store
@@ -293,7 +293,7 @@ def test_workers_of_a_killed_sweep_exit_and_leave_their_runs_resumable(tmp_path,
             assert sweep.process.poll() is None, sweep.said.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        workers = [pid for pid, command in marked(mark).items() if "LokyProcess" in command]
+        workers = workers_of(sweep.process.pid, mark)
         sweep.process.kill()
         sweep.process.wait()
         assert len(workers) == 2
