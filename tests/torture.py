@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from processes import MARK, marked
+from processes import MARK, marked, workers_of
 from sequences import BATCH, STEPS, fuzz
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
@@ -171,9 +171,7 @@ def kill_sweeps(folder: Path, kills: int, chance: random.Random) -> Outcome:
     with Processes(folder) as processes:
 
         def kill(sweep):
-            workers = [
-                pid for pid, words in marked(processes.mark).items() if "LokyProcess" in words
-            ]
+            workers = workers_of(sweep.pid, processes.mark)
             victims = chance.choice([[sweep.pid], workers[:1], workers[1:2], [sweep.pid, *workers]])
             for pid in victims:
                 _kill(pid)
