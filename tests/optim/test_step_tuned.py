@@ -18,6 +18,7 @@ import test_state
 from compare import same
 from problems import Network, Regression
 from steptuned import StepTuned, StepTunedSGD
+from steptuned.optim import wrapped
 from test_twins import close, joined
 from test_variants import FORMS, batches, dropout_network, follow, go_on, scaled_run
 
@@ -106,8 +107,16 @@ def twin_of(problem, base, tuning, **more):
     )
 
 
+@pytest.fixture(params=["scaled lr", "any base"])
+def path(request, monkeypatch):
+    """How gamma scales the base's update: by its lr, or by going back part of the way."""
+    if request.param == "any base":
+        monkeypatch.setattr(wrapped, "PROPORTIONAL", frozenset())
+
+
 @pytest.mark.parametrize("tuning", TUNING)
 @pytest.mark.parametrize("base", BASES)
+@pytest.mark.usefixtures("path")
 def test_a_tuned_base_matches_its_twin(base, tuning):
     problem, params = network()
     cls, options, _, _ = BASES[base]
@@ -123,6 +132,7 @@ def test_a_tuned_base_matches_its_twin(base, tuning):
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("base", ["momentum", "nesterov", "Adam", "AdamW"])
+@pytest.mark.usefixtures("path")
 def test_foreach_and_fused_bases_match_the_same_twin(base, how):
     """torch's foreach SGD with nesterov writes into the gradients that it is given."""
     problem, params = network()
@@ -309,7 +319,63 @@ def test_other_bases_of_torch_descend(name):
     assert opt.stats().ignored == 0
 
 
+PROPORTIONAL = {
+    "SGD": {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1},
+    "Adam": {"amsgrad": True, "weight_decay": 0.1},
+    "AdamW": {"weight_decay": 0.1},
+    "NAdam": {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    "RAdam": {"weight_decay": 0.1},
+    "RMSprop": {"momentum": 0.9, "centered": True, "weight_decay": 0.1},
+    "Adagrad": {"lr_decay": 0.1, "weight_decay": 0.1},
+    "Adadelta": {"weight_decay": 0.1},
+    "Adamax": {"weight_decay": 0.1},
+}
+
+
+def test_every_proportional_base_is_compared():
+    assert {base.__name__ for base in wrapped.PROPORTIONAL} == PROPORTIONAL.keys()
+
+
+@pytest.mark.parametrize("name", PROPORTIONAL)
+def test_gamma_in_lr_gives_the_update_that_any_base_gets(name, monkeypatch):
+    """Otherwise the base's update is not proportional to lr, or its state depends on lr."""
+    ends = []
+    for bases in (wrapped.PROPORTIONAL, frozenset()):
+        monkeypatch.setattr(wrapped, "PROPORTIONAL", bases)
+        problem, params = network()
+        base = getattr(torch.optim, name)(params, lr=0.01, **PROPORTIONAL[name])
+        opt = StepTuned(base, tune_every=3, nu=0.7, bounds=(0.1, 10.0))
+        gammas = []
+        for k in range(40):
+            for _ in opt.passes():
+                opt.zero_grad()
+                problem.torch_loss(k, *params).backward()
+            gammas.append(opt.gamma.item())
+        ends.append((joined(params), gammas))
+    assert len({*ends[0][1]}) > 3
+    np.testing.assert_allclose(*(gammas for _, gammas in ends), rtol=1e-10)
+    np.testing.assert_allclose(*(theta for theta, _ in ends), rtol=1e-10, atol=1e-12)
+
+
 # -------------------------------------------------------------------------------- what can go wrong
+
+
+def test_a_base_that_fails_keeps_its_lr():
+    theta = torch.ones(3, requires_grad=True)
+    opt = StepTuned(SGD([theta], lr=0.5), tune_every=1)
+    for _ in range(2):
+        for _ in opt.passes():
+            theta.grad = theta.detach().clone()
+    assert opt.gamma != 1
+
+    def fail(*_):
+        raise KeyError("broken")
+
+    opt.base.register_step_post_hook(fail)
+    theta.grad = theta.detach().clone()
+    with pytest.raises(KeyError):
+        opt.half_step()
+    assert opt.param_groups[0]["lr"] == 0.5
 
 
 def test_an_invalid_base_is_refused_and_left_unchanged():

@@ -53,10 +53,11 @@ class StepTuned(TwoPasses):
 
     **How the base steps.** On a mini-batch that is used twice, the base steps in both passes, with
     the gradient of each, so its momentum and its step count advance by two; $u_{k+1/2}$ is its
-    second update. On other mini-batches it steps once. The base always steps with its own learning
-    rate, and the parameters are then set to $\theta + \gamma\,(\theta' - \theta)$, where $\theta'$
-    is where the base moved them. So any base works that keeps no copy of the parameters in its
-    state.
+    second update. On other mini-batches it steps once. A base of torch whose update is proportional
+    to its learning rate steps with lr times gamma on the CPU. In all other cases the base steps
+    with its own learning rate, and the parameters are then set to
+    $\theta + \gamma\,(\theta' - \theta)$, where $\theta'$ is where the base moved them. So any base
+    works that keeps no copy of the parameters in its state.
 
     **Weight decay.** u contains it, coupled or decoupled. J contains $\lambda/2\,|\theta|^2$ if the
     base adds its gradient to g: for torch's SGD, Adam, NAdam, RAdam, RMSprop, Adagrad, Adadelta,

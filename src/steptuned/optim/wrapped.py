@@ -48,6 +48,9 @@ COUPLED = {
 }
 """Bases whose weight decay is the gradient of lambda/2 |theta|^2, unless a group decouples it."""
 
+PROPORTIONAL = COUPLED - {torch.optim.ASGD} | {torch.optim.AdamW}
+"""Bases whose update is proportional to lr, and whose state does not depend on lr."""
+
 
 @dataclass(slots=True)
 class Part:
@@ -87,7 +90,8 @@ def _first_move(
     opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor
 ) -> None:
     g0 = [[g.clone() for g in _gradient_of_J(opt, part, scaling)] for part in parts]
-    before = _move(opt, parts, scaling, coefficient)
+    before = _copies(parts)
+    _move(opt, parts, scaling, coefficient, before)
     for part, gradients, points in zip(parts, g0, before, strict=True):
         for p, here, g, point in zip(part.owners, part.params, gradients, points, strict=True):
             state, kind = opt.state[p], precision(p)
@@ -95,7 +99,8 @@ def _first_move(
                 state.update(fresh_state(p, displaced=True))
             state["G"] = state["G"].to(p.device, kind)
             state["g0"], state["held"] = sharded.shard_like(p, g), 1
-            state["displacement"] = sharded.shard_like(p, here.to(kind) - point.to(kind))
+            displacement = torch.sub(here.to(kind), point, out=point.to(kind))
+            state["displacement"] = sharded.shard_like(p, displacement)
 
 
 @_disable_dynamo
@@ -187,15 +192,24 @@ def _clip_coefficient(opt: "StepTuned", parts: list[Part], scaling: Scaling | No
     return (limit / (norm + 1e-6)).clamp(max=1.0)
 
 
-def _move(
-    opt: "StepTuned", parts: list[Part], scaling: Scaling | None, coefficient: Tensor
-) -> list[list[Tensor]]:
-    """theta + gamma (update of the base), where the base updates with its own learning rate.
+def _copies(parts: list[Part]) -> list[list[Tensor]]:
+    return [[p.clone() for p in part.params] for part in parts]
 
-    Returns copies of the parameters before.
-    """
-    before = [[p.clone() for p in part.params] for part in parts]
+
+def _move(
+    opt: "StepTuned",
+    parts: list[Part],
+    scaling: Scaling | None,
+    coefficient: Tensor,
+    before: list[list[Tensor]] | None = None,
+) -> None:
+    """theta + gamma (update of the base). ``before``: copies of theta, if there are any."""
     with _base_gradients(opt, parts, scaling, coefficient):
+        if _may_scale_lr(opt):
+            with _scaled_lr(opt):
+                opt.base.step()
+            return
+        before = before or _copies(parts)
         opt.base.step()
     for part, points in zip(parts, before, strict=True):
         params, kind = part.params, precision(part.params[0])
@@ -207,7 +221,29 @@ def _move(
             torch._foreach_lerp_(params, points, back.item())
         else:
             torch._foreach_lerp_(params, points, [back] * len(params))
-    return before
+
+
+def _may_scale_lr(opt: "StepTuned") -> bool:
+    """Whether gamma can be multiplied into lr instead, which needs no copy of the parameters.
+
+    Reading gamma must be free. A parameter in low precision would round differently.
+    """
+    return type(opt.base) in PROPORTIONAL and all(
+        p.is_cpu and not is_low_precision(p) for p in params_of(opt)
+    )
+
+
+@contextmanager
+def _scaled_lr(opt: "StepTuned") -> Iterator[None]:
+    """Within this block, the base's learning rates are multiplied by gamma."""
+    rates = [group["lr"] for group in opt.param_groups]
+    try:
+        for group in opt.param_groups:
+            group["lr"] = group["lr"] * group["gamma"].item()
+        yield
+    finally:
+        for group, lr in zip(opt.param_groups, rates, strict=True):
+            group["lr"] = lr
 
 
 @contextmanager
