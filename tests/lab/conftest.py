@@ -61,7 +61,9 @@ def small(_small_files, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread(monkeypatch):
+    """Also in the processes that a test starts."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -4,11 +4,12 @@ import os
 import signal
 
 import pytest
+import torch
 from rich.console import Console
 
 from specs import make_spec
 from steptuned.lab import sweep as sweep_module
-from steptuned.lab.engine import LocalEngine, WorkerConfig
+from steptuned.lab.engine import LocalEngine, WorkerConfig, share
 from steptuned.lab.experiment import load
 from steptuned.lab.plan import duration, estimate
 from steptuned.lab.problems.regression import Regression
@@ -63,6 +64,16 @@ def test_a_sweep_writes_its_progress_to_a_log_file(experiment, sweep, monkeypatc
     assert [line[line.index("small") :] for line in lines] == expected
 
 
+@pytest.mark.parametrize(
+    ("allowed", "jobs", "expected"), [(8, 1, 8), (8, 2, 4), (8, 16, 1), (3, 1, 3), (3, 4, 2)]
+)
+def test_runs_share_the_cores_within_the_threads_allowed(allowed, jobs, expected, monkeypatch):
+    """OMP_NUM_THREADS is what torch allows."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    torch.set_num_threads(allowed)
+    assert share(jobs) == expected
+
+
 def test_a_sweep_runs_everything_once_and_nothing_the_second_time(experiment, sweep):
     outcome = sweep.run(experiment)
     runs = sweep.store.runs()
@@ -71,7 +82,7 @@ def test_a_sweep_runs_everything_once_and_nothing_the_second_time(experiment, sw
         "the winners are longer than the grid's runs, so they are runs of their own"
     )
     assert all(len(group.specs) == 2 for group in outcome.groups)
-    assert runs[0].environment()["threads"] == max(1, os.cpu_count() // 2)
+    assert runs[0].environment()["threads"] == 1, "as in this process"
     before = {run.folder: run.log_path.stat().st_mtime_ns for run in runs}
     again = sweep.run(experiment)
     assert {run.folder: run.log_path.stat().st_mtime_ns for run in sweep.store.runs()} == before

@@ -99,8 +99,11 @@ def usable_device(name: str) -> str:
 
 
 def share(jobs: int) -> int:
-    """Threads of torch per run, if this many runs are executed at the same time."""
-    return max(1, (os.cpu_count() or 1) // jobs)
+    """Threads of torch per run, if this many runs are executed at the same time.
+
+    They share the cores. OMP_NUM_THREADS, which limits torch's threads, is respected.
+    """
+    return max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // jobs))
 
 
 def work(folder: Path, config: WorkerConfig) -> None:
