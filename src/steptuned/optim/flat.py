@@ -150,10 +150,10 @@ def square(xs: Tensors) -> Tensor:
 
 def inner(xs: Tensors, ys: Tensors) -> Tensor:
     """<x, y> over two lists, summed in the same way."""
-    products, dtype = torch._foreach_mul(xs, ys), scalar_dtype(xs[0].device)
-    if is_on_host(xs):
-        return torch.stack([t.sum() for t in products]).to(dtype).sum()
-    return _joined(products).sum(dtype=dtype)  # one reduction, however many tensors
+    dtype = scalar_dtype(xs[0].device)
+    if is_on_host(xs):  # one product at a time, in memory that is used again
+        return torch.stack([(x * y).sum() for x, y in zip(xs, ys, strict=True)]).to(dtype).sum()
+    return _joined(torch._foreach_mul(xs, ys)).sum(dtype=dtype)  # one reduction for all tensors
 
 
 def powers(step: Tensor, exponents: tuple[int, int]) -> Tensor:

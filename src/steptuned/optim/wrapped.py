@@ -294,35 +294,43 @@ def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sh
             if state and "G" in state and id(state) not in measured:
                 flat.fade(sharded.local(state["G"]), group["beta"], None)
                 if state["held"]:
-                    shares.add(sharded.place(p), in_row(opt, group, _sums(group, [state], None)))
+                    share = _sums_without_gradient(group, state)
+                    shares.add(sharded.place(p), in_row(opt, group, share))
     return shares
 
 
 def _average(group: dict[str, Any], states: list[dict[str, Any]], g1: list[Tensor]) -> Tensor:
-    """Update G = beta G + (1 - beta) dg and return the sums.
+    """Update G = beta G + (1 - beta) dg and return the sums. Overwrites g0, to save memory.
 
     If dg is not finite, it counts as zero in G, and the inner product is nan.
     """
-    G, g0 = ([sharded.local(state[name]) for state in states] for name in ("G", "g0"))
-    dg = torch._foreach_sub(g1, g0)
+    G, g0, dtheta = (_local(states, name) for name in ("G", "g0", "displacement"))
+    slope = flat.inner(g0, dtheta)
+    dg = g0
+    torch._foreach_sub_(dg, g1)
     if group["divided"]:
-        torch._foreach_mul_(dg, rule.reciprocal(group["effective_lr"]).to(dg[0]))
+        torch._foreach_mul_(dg, -rule.reciprocal(group["effective_lr"]).to(dg[0]))
+    else:
+        torch._foreach_neg_(dg)
     finite = torch.isfinite(flat.square(dg).to(dg[0].dtype))
     for d in dg:
         d.masked_fill_(~finite, 0.0)
     torch._foreach_lerp_(G, dg, 1 - group["beta"])
-    del dg  # the sums need memory too
-    return _sums(group, states, finite)
+    return _sums(group, torch.where(finite, flat.inner(G, dtheta), torch.nan), slope)
 
 
-def _sums(group: dict[str, Any], states: list[dict[str, Any]], finite: Tensor | None) -> Tensor:
-    G, g0, dtheta = (
-        [sharded.local(state[name]) for state in states] for name in ("G", "g0", "displacement")
-    )
-    along = flat.inner(G, dtheta)
-    if finite is not None:
-        along = torch.where(finite, along, torch.nan)
-    device = along.device
-    slope = -group["moved"].to(device) * flat.inner(g0, dtheta)
-    step = group["effective_lr"].to(device)
-    return along_displacement(torch.stack((along, slope)), group, step)
+def _sums_without_gradient(group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    """The sums of a parameter that has no gradient in the second pass."""
+    G, g0, dtheta = (_local([state], name) for name in ("G", "g0", "displacement"))
+    return _sums(group, flat.inner(G, dtheta), flat.inner(g0, dtheta))
+
+
+def _local(states: list[dict[str, Any]], name: str) -> list[Tensor]:
+    """This rank's shards of a state tensor."""
+    return [sharded.local(state[name]) for state in states]
+
+
+def _sums(group: dict[str, Any], along: Tensor, slope: Tensor) -> Tensor:
+    """<G, d> and s <g0, d> with d = -dtheta, from <G, dtheta> and <g0, dtheta>."""
+    moved, step = (group[name].to(along.device) for name in ("moved", "effective_lr"))
+    return along_displacement(torch.stack((along, -moved * slope)), group, step)
