@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from steptuned.lab.claims.criteria import criterion
 from steptuned.lab.driver import Driver
 from steptuned.lab.experiment import (
     SCALES,
@@ -323,7 +324,8 @@ def test_the_deep_learning_figures_match_the_paper(name, letters):
             experiment.entries[0], experiment.entries[0].grid()[0], 0, 0, experiment.budget
         )
         per_epoch = 469 if letter == "d" else 391
-        assert (spec.budget, spec.log_every) == (epochs[letter] * per_epoch, per_epoch)
+        assert (spec.budget, spec.log_every) == (epochs[letter] * per_epoch, 3 * per_epoch)
+        assert len(records_of(spec)) > 100
         assert (spec.options["rows"], spec.options["augmentation"]) == (0, "none")
 
 
@@ -370,6 +372,16 @@ def test_the_scales_between_demo_and_paper_keep_the_grids_and_shorten_one_thing(
         assert early[len(early) // 2] < spec.budget / 100, "even on a logarithmic axis"
         later = steps[len(early) + 1 : -1]
         assert {b - a for a, b in pairwise(later)} == {spec.log_every}
+
+
+@pytest.mark.parametrize("scale", ["short", "small", "paper"])
+@pytest.mark.parametrize("panel", ["a", "b"])
+def test_the_window_of_claim_10_holds_at_least_two_records(panel, scale):
+    experiment = load(paper_experiments()["figure-4"], scale, panel)
+    entry = experiment.entries[0]
+    spec = experiment.spec(entry, entry.grid()[0], 1, 0, experiment.budget)
+    window = criterion(10).thresholds["window"] * spec.budget
+    assert 2 * spec.log_every <= window
 
 
 @pytest.mark.parametrize("name", ["figure-4", "figure-5", "activations"])
@@ -621,17 +633,17 @@ def test_controls_share_runs_with_their_figure(controls, figure, panel, scale):
     )
     assert mine.seeds == theirs.seeds
     for name in ("sgd", "step-tuned-sgd"):
-        specs = []
-        for experiment in (mine, theirs):
-            entry = next(entry for entry in experiment.entries if entry.name == name)
-            specs.append(
-                [
-                    experiment.spec(entry, h, 1, 0, b)
-                    for h in entry.grid()
-                    for b in (experiment.budget, experiment.selection.after)
-                ]
-            )
-        assert [spec.identity for spec in specs[0]] == [spec.identity for spec in specs[1]]
+        assert grid_identities(mine, name) == grid_identities(theirs, name)
+
+
+def grid_identities(experiment, name):
+    """The identities of all runs of an entry's grid, short and long."""
+    entry = next(entry for entry in experiment.entries if entry.name == name)
+    return [
+        experiment.spec(entry, hyper, 1, 0, budget).identity
+        for hyper in entry.grid()
+        for budget in (experiment.budget, experiment.selection.after)
+    ]
 
 
 @pytest.mark.parametrize("name", ["controls-a", "controls-f"])
@@ -662,6 +674,44 @@ def test_controls_are_three_constants_a_finer_grid_and_each_mini_batch_twice(nam
     assert all(1.8 < b / a < 2.1 for a, b in pairwise(finer))
     assert (entries["twice"].follows, entries["twice"].axes["uses"]) == ("step-tuned-sgd", [2])
     assert len({entry.label for entry in experiment.entries}) == 7
+
+
+@pytest.mark.parametrize("scale", ["short", "small"])
+@pytest.mark.parametrize(
+    ("variants", "figure", "panel"),
+    [("beyond-f", "figure-6", "f"), ("beyond-a", "figure-4", "a")],
+)
+def test_variants_share_runs_with_their_figure(variants, figure, panel, scale):
+    mine = load(paper_experiments()[variants], scale)
+    theirs = load(paper_experiments()[figure], scale, panel)
+    assert mine.reported_seeds == theirs.reported_seeds
+    for name in ("sgd", "step-tuned-sgd"):
+        assert grid_identities(mine, name) == grid_identities(theirs, name)
+
+
+BASES = {"momentum", "adamw"}
+
+
+@pytest.mark.parametrize("name", ["beyond-f", "beyond-a", "text"])
+def test_every_variant_is_compared_with_and_without_relative_bounds(name):
+    experiment = load(paper_experiments()[name], "short")
+    entries = {entry.name: entry for entry in experiment.entries}
+    assert {"sgd", "step-tuned-sgd", *BASES} <= entries.keys()
+    axes = [
+        (e.method, e.axes["tune_every"], e.axes["relative"], e.axes["nu"])
+        for e in entries.values()
+        if "relative" in e.axes
+    ]
+    found = {(method, every[0], relative[0]) for method, every, relative, _ in axes}
+    all_T = {("step-tuned-variant", T, r) for T in (4, 16) for r in (False, True)}
+    assert all_T | {("step-tuned-variant", 1, True)} <= found
+    for base in BASES:
+        wanted = (4,) if name == "beyond-a" else (1, 4, 16)
+        assert {(f"step-tuned-{base}", T, r) for T in wanted for r in (False, True)} <= found
+        tuned = [e for e in entries.values() if e.method == f"step-tuned-{base}"]
+        assert {tuple(e.axes["lr"]) for e in tuned} == {tuple(entries[base].axes["lr"])}
+    assert all(max(nu) <= 2 for _, _, relative, nu in axes if relative[0]), "M is not raised"
+    assert len({entry.label for entry in experiment.entries}) == len(entries)
 
 
 def test_calibration_has_the_settings_of_the_external_result():

@@ -59,7 +59,7 @@ def expected(values, m=BOUNDS[0], M=BOUNDS[1]):
     return {
         **quartiles,
         **shares,
-        "effective lr": step[-1],
+        "effective lr": np.median(step),
         "gamma": gamma[-1],
         "curvature": curvature[-1],
     }
@@ -111,13 +111,16 @@ def test_the_history_of_a_variant_has_what_the_optimizer_shows_after_each_iterat
             driver.load_state_dict(state)
         if not driver.optimizer.pending:
             opt = driver.optimizer
-            seen.append([float(x) for x in (opt.gamma, opt.raw_gamma, opt.curvature)])
-    gamma, raw, curvature = zip(*seen, strict=True)
+            step = opt.param_groups[0]["effective_lr"]
+            seen.append([float(x) for x in (opt.gamma, opt.raw_gamma, opt.curvature, step)])
+    gamma, raw, curvature, steps = zip(*seen, strict=True)
     found = driver.diagnostics()
     words = ("low", "median", "high")
     assert [found[f"gamma {word}"] for word in words] == quartiles(list(gamma))
     assert [found[f"raw gamma {word}"] for word in words] == quartiles(list(raw))
     assert found["negative curvature"] == np.mean([value <= 0 for value in curvature])
+    assert found["effective lr"] == quartiles(list(steps))[1]
+    assert found["reference"] == driver.optimizer.reference.item()
     assert len({*gamma}) > 3, "gamma has moved"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from specs import make_spec
-from steptuned.lab.experiment import load, paper_experiments
+from steptuned.lab.experiment import Budget, load, paper_experiments
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.spec import ADDED_OPTIONS
 
@@ -24,6 +24,9 @@ PACKAGED = {
     ("activations", "-silu", "paper", "sgd"): "1a852174f48e2009",
 }
 
+LOGGED_EVERY_EPOCH = ("figure-4", "figure-5", "activations")
+"""At scale paper, when these runs were made. The records are fewer now."""
+
 BY_HAND = {
     ("images", "step-tuned-sgd", ()): "881cc7102929f23c",
     ("images", "sgd", (("network", "lenet-batchnorm"), ("activation", "elu"))): "71f44a87f759c2ec",
@@ -41,6 +44,8 @@ BY_HAND = {
 def test_a_run_of_a_packaged_experiment_keeps_its_identity(key):
     name, panel, scale, entry_name = key
     experiment = load(paper_experiments()[name], scale, panel)
+    if name in LOGGED_EVERY_EPOCH:
+        experiment = experiment.model_copy(update={"log_every": Budget(epochs=1), "log_early": 0})
     entry = next(entry for entry in experiment.entries if entry.name == entry_name)
     assert (
         experiment.spec(entry, entry.grid()[0], 1, 0, experiment.budget).identity == PACKAGED[key]

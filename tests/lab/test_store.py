@@ -3,13 +3,18 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+import steptuned
 from specs import make_spec
 from steptuned.lab.run import execute, folder_of
 from steptuned.lab.store import TRIES, Died, Run, Store
@@ -181,6 +186,35 @@ def test_a_run_resumes_with_the_same_numbers_even_between_the_passes(
     assert execute(run, ENVIRONMENT) == "finished"
     assert numbers(run) == expected
     assert not (run.folder / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("key", ["sources", "commit", "torch", "kernel", "threads"])
+def test_a_run_continued_by_other_code_says_so(store, key):
+    begun, other = ENVIRONMENT | {key: "first", "platform": "A"}, ENVIRONMENT | {key: "second"}
+    run = folder_of(store, make_spec())
+    for environment in (begun, begun | {"platform": "B"}, other, other):
+        with run.claim(environment):
+            pass
+    assert run.environment() == {**begun, "resumed in": [other]}
+
+
+def test_the_environment_tells_apart_edits_that_no_commit_has(tmp_path):
+    edited = tmp_path / "edited"
+    shutil.copytree(Path(steptuned.__file__).parent, edited / "steptuned")
+    ask = (
+        "from steptuned.lab.run import environment_now; print(environment_now('cpu', 1)['sources'])"
+    )
+
+    def sources():
+        environment = {**os.environ, "PYTHONPATH": str(edited), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-c", ask]
+        return subprocess.run(command, env=environment, check=True, capture_output=True).stdout
+
+    before = sources()
+    assert before == sources()
+    with open(edited / "steptuned" / "rule.py", "a") as file:
+        file.write("# another line\n")
+    assert before != sources()
 
 
 @pytest.mark.parametrize("problem", ["digits"])

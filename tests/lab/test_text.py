@@ -194,8 +194,12 @@ def test_the_experiment_gives_every_method_the_same_back_propagations_and_decay(
         "relative",
         "relative-4",
         "relative-16",
-        "step-tuned-momentum",
-        "step-tuned-adamw",
+        *(
+            f"step-tuned-{base}{bounds}-{T}"
+            for base in ("momentum", "adamw")
+            for bounds in ("", "-absolute")
+            for T in (1, 4, 16)
+        ),
     ]
     specs = [
         experiment.spec(entry, entry.grid()[0], 0, 0, experiment.budget)

@@ -106,37 +106,39 @@ class GammaHistory:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._rows: list[torch.Tensor] = []
-        """For each iteration: gamma, the raw gamma and the curvature."""
+        """For each iteration: gamma, the raw gamma, the curvature and the effective lr."""
         self._unread: list[torch.Tensor] = []
-        """For later iterations: the row of the optimizer's last measurement, and gamma."""
+        """For later iterations: the row of the last measurement, gamma and the effective lr."""
 
     def add(self) -> None:
         """Remember the iteration that was just made."""
         opt: Any = self._optimizer
         group = opt.param_groups[0]
+        step = torch.as_tensor(group["effective_lr"])
         if "measured" in group:  # all rows are read together, which takes less time
-            self._unread.append(torch.cat((last_row(group), group["gamma"].reshape(1))))
+            used = group["gamma"].reshape(1), step.reshape(1)
+            self._unread.append(torch.cat((last_row(group), *used)))
         else:
-            self._rows.append(torch.stack((opt.gamma, opt.raw_gamma, opt.curvature)))
+            self._rows.append(torch.stack((opt.gamma, opt.raw_gamma, opt.curvature, step)))
 
     def _read(self) -> list[torch.Tensor]:
         """The rows of all iterations."""
         if self._unread:
             rows = torch.stack(self._unread)
             found = read(self._optimizer.param_groups[0], rows[:, :3])
-            self._rows += torch.stack((rows[:, 3], found.raw_gamma, found.curvature), 1)
+            self._rows += torch.stack((rows[:, 3], found.raw_gamma, found.curvature, rows[:, 4]), 1)
             self._unread.clear()
         return self._rows
 
     def summary(self) -> dict[str, float]:
-        """The last values, and quartiles and shares since the last summary."""
+        """The last values; since the last summary, quartiles, shares and the median step."""
         group = self._optimizer.param_groups[0]
         opt: Any = self._optimizer
         found = {"gamma": opt.gamma.item(), "curvature": opt.curvature.item()}
         rows = self._read()
         if not rows:
             return found
-        gamma, raw, curvature = torch.stack(rows).cpu().double().T.tolist()
+        gamma, raw, curvature, steps = torch.stack(rows).cpu().double().T.tolist()
         rows.clear()
         measured = [value for value in raw if not math.isnan(value)]
         for name, values in (("gamma", gamma), ("raw gamma", measured)):
@@ -153,7 +155,9 @@ class GammaHistory:
                 clipped = [value for value, before in pairs if not math.isnan(before)]
             found["at lower"] = sum(value <= m for value in clipped) / n
             found["at upper"] = sum(value >= M for value in clipped) / n
-        found["effective lr"] = float(group["effective_lr"])
+        if group.get("relative"):
+            found["reference"] = opt.reference.item()
+        found["effective lr"] = quartiles(steps)[1]
         return found
 
     def state_dict(self) -> torch.Tensor | None:
@@ -161,7 +165,8 @@ class GammaHistory:
         return torch.stack(rows) if rows else None
 
     def load_state_dict(self, state: torch.Tensor | None) -> None:
-        self._rows = [] if state is None else list(state)
+        is_current = state is not None and state.shape[1] == 4  # older versions kept three columns
+        self._rows = list(state) if is_current else []
         self._unread.clear()
 
 

@@ -60,6 +60,7 @@ MEASURES = (
     Measure("negative curvature", "share of negative curvature", "share", shown=False),
     Measure("at lower", "share at the lower bound", "share", shown=False),
     Measure("at upper", "share at the upper bound", "share", shown=False),
+    Measure("reference", "running reference of the raw gamma", "log", shown=False),
     Measure("effective lr", "effective lr", "log", shown=False),
     Measure("negative", "negative curvature", "share"),  # only in older logs
 )

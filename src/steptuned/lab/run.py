@@ -5,6 +5,7 @@ A run that is killed at any moment and started again ends with the same numbers.
 
 import contextlib
 import functools
+import hashlib
 import math
 import os
 import platform
@@ -274,6 +275,7 @@ def environment_now(device: str, threads: int) -> dict[str, Any]:
     return {
         "steptuned": steptuned.__version__,
         "commit": _commit(),
+        "sources": _sources(),
         "criteria": criteria_hash(),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -302,6 +304,16 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of the package's own source files: it tells apart what no commit does."""
+    package = Path(steptuned.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(p for kind in ("*.py", "*.c") for p in package.rglob(kind)):
+        found.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 @functools.cache

@@ -36,7 +36,7 @@ Status = Literal["finished", "diverged", "failed", "running", "unfinished", "not
 COMPLETE: tuple[Status, ...] = ("finished", "diverged")
 ENDED: tuple[Status, ...] = (*COMPLETE, "failed")
 TRIES = 3
-RELEVANT = ("steptuned", "commit", "torch", "python", "cpu", "device", "threads", "kernel")
+RELEVANT = ("commit", "sources", "torch", "python", "cpu", "device", "threads", "kernel")
 """Keys of the environment that may change the numbers of a run."""
 
 

@@ -10,3 +10,11 @@ class StepTunedAdamW(Tuned, AdamW):
     name: ClassVar[str] = "step-tuned-adamw"
     label: ClassVar[str] = "AdamW, step-tuned"
     colour: ClassVar[str] = "#CC79A7"
+    variants: ClassVar[dict[str, tuple[str, str]]] = {
+        "step-tuned-adamw-1": ("#762A83", "-"),
+        "step-tuned-adamw-4": ("#762A83", "--"),
+        "step-tuned-adamw-16": ("#762A83", ":"),
+        "step-tuned-adamw-absolute-1": ("#C2A5CF", "-"),
+        "step-tuned-adamw-absolute-4": ("#C2A5CF", "--"),
+        "step-tuned-adamw-absolute-16": ("#C2A5CF", ":"),
+    }

@@ -10,3 +10,11 @@ class StepTunedMomentum(Tuned, Momentum):
     name: ClassVar[str] = "step-tuned-momentum"
     label: ClassVar[str] = "SGD with momentum, step-tuned"
     colour: ClassVar[str] = "#E69F00"
+    variants: ClassVar[dict[str, tuple[str, str]]] = {
+        "step-tuned-momentum-1": ("#A6611A", "-"),
+        "step-tuned-momentum-4": ("#A6611A", "--"),
+        "step-tuned-momentum-16": ("#A6611A", ":"),
+        "step-tuned-momentum-absolute-1": ("#DFA65E", "-"),
+        "step-tuned-momentum-absolute-4": ("#DFA65E", "--"),
+        "step-tuned-momentum-absolute-16": ("#DFA65E", ":"),
+    }

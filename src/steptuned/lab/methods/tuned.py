@@ -22,6 +22,7 @@ class Tuned(Method):
     bounds: Bounds = (0.5, 2.0)
     beta: float = 0.9
     tune_every: Count = 8
+    relative: bool = True
 
     def make_optimizer(self, problem: Problem) -> Optimizer:
         return StepTuned(
@@ -30,5 +31,6 @@ class Tuned(Method):
             nu=self.nu,
             beta=self.beta,
             bounds=widened(self.bounds, self.nu),
+            relative=self.relative,
             replay_rng=problem.same_noise,
         )
