@@ -20,7 +20,16 @@ from problems import Network, Regression
 from steptuned import StepTuned, StepTunedSGD
 from steptuned.optim import wrapped
 from test_twins import close, joined
-from test_variants import FORMS, batches, dropout_network, follow, go_on, scaled_run
+from test_variants import (
+    FORMS,
+    batches,
+    dropout_network,
+    follow,
+    go_on,
+    rates,
+    scaled_run,
+    with_rates,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:gamma has been at", "ignore:torch.distributed is disabled:UserWarning"
@@ -214,6 +223,29 @@ def test_relative_is_the_default_unless_the_base_is_plain_sgd():
     assert relative(SGD, weight_decay=0.1) is False
     assert relative(SGD, momentum=0.9) is True
     assert relative(Adam) is True
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("per_group", [False, True])
+@pytest.mark.parametrize("base", ["momentum", "AdamW"])
+def test_a_measurement_at_lr_zero_is_ignored(base, per_group, on_host, monkeypatch):
+    if not on_host:
+        monkeypatch.setattr("steptuned.optim.flat.is_on_host", lambda tensors: False)
+    problem, params = network()
+    cls, options, twin, hyper = BASES[base]
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
+    sizes = [sum(p.numel() for p in group["params"]) for group in groups]
+    opt = StepTuned(cls(groups, **options), tune_every=2, per_group=per_group)
+    expected = reference.step_tuned(
+        problem.start,
+        problem.gradient,
+        twin(**hyper),
+        alpha=lambda k: np.repeat(rates(k), sizes),
+        T=2,
+        groups=np.split(np.arange(sum(sizes)), sizes[:1]) if per_group else None,
+    )
+    follow(opt, params, with_rates(opt, lambda k: problem.torch_loss(k, *params)), expected, 60)
+    assert [opt.stats(i).ignored for i in range(2)] == ([1, 8] if per_group else [1, 1])
 
 
 def test_a_direction_that_does_not_descend_gives_the_lower_bound_and_leaves_the_reference():

@@ -51,6 +51,7 @@ def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
         "sound": torch.ones_like(one, dtype=torch.bool),
         # Iterations with two passes and with one that were lost to an overflow.
         "overflows": none.repeat(2),
+        "still": none.clone(),  # measurements ignored because the step was zero
         # Measurements with negative curvature, at the lower bound, at the upper bound, ignored.
         "tally": none.repeat(4),
     }

@@ -20,8 +20,10 @@ from steptuned.optim.halves import (
     along_displacement,
     begin,
     in_row,
+    is_still,
     lacks_gradients,
     set_steps,
+    unless_still,
     watch_noise,
 )
 from steptuned.optim.notices import refuse_pending, warn_low_precision
@@ -275,6 +277,8 @@ def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sh
     shares = sharded.Shares(opt.param_groups[0]["gamma"], len(tuned_groups(opt)), 2)
     measured: set[int] = set()
     for part in parts:
+        if is_still(part.group, part.params):
+            continue
         grads = _gradient_of_J(opt, part, scaling)
         pairs = [
             (opt.state[p], g)
@@ -289,10 +293,12 @@ def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sh
             )
             measured.update(map(id, states))
     for group in opt.param_groups:
+        counts = unless_still(group, None)
         for p in group["params"]:
             state = opt.state.get(p)
             if state and "G" in state and id(state) not in measured:
-                flat.fade(sharded.local(state["G"]), group["beta"], None)
+                G = sharded.local(state["G"])
+                flat.fade(G, group["beta"], None if counts is None else counts.to(G.device))
                 if state["held"]:
                     share = _sums_without_gradient(group, state)
                     shares.add(sharded.place(p), in_row(opt, group, share))
@@ -315,8 +321,19 @@ def _average(group: dict[str, Any], states: list[dict[str, Any]], g1: list[Tenso
     finite = torch.isfinite(flat.square(dg).to(dg[0].dtype))
     for d in dg:
         d.masked_fill_(~finite, 0.0)
-    torch._foreach_lerp_(G, dg, 1 - group["beta"])
+    valid = None if flat.is_on_host(G) else unless_still(group, None)
+    _mix(G, dg, 1 - group["beta"], valid)
     return _sums(group, torch.where(finite, flat.inner(G, dtheta), torch.nan), slope)
+
+
+def _mix(G: list[Tensor], dg: list[Tensor], share: float, valid: Tensor | None) -> None:
+    """G += share (dg - G), unless ``valid`` is given and false. Overwrites dg."""
+    if valid is None:
+        torch._foreach_lerp_(G, dg, share)
+        return
+    torch._foreach_sub_(dg, G)
+    torch._foreach_mul_(dg, valid.to(dg[0]) * share)
+    torch._foreach_add_(G, dg)
 
 
 def _sums_without_gradient(group: dict[str, Any], state: dict[str, Any]) -> Tensor:
