@@ -189,6 +189,24 @@ def test_groups_may_have_their_own_lr(base, per_group):
     ids=str,
 )
 def test_with_sgd_as_its_base_it_is_step_tuned_sgd(options):
+    for (ours, tuned), (theirs, plain) in beside_step_tuned_sgd(options):
+        close(ours, theirs)
+        close(tuned.gamma, plain.gamma)
+        close(tuned.curvature, plain.curvature)
+    assert tuned.stats().iterations == plain.stats().iterations
+    assert tuned.stats().at_upper == plain.stats().at_upper
+
+
+@pytest.mark.parametrize("more", [{"weight_decay": 0.5}, {"tune_every": 3}], ids=str)
+def test_with_clipping_it_is_not_step_tuned_sgd(more):
+    """The exceptions of docs/variants.md. The twins have the numbers."""
+    for (ours, _), (theirs, _) in beside_step_tuned_sgd({"lr": 0.5, "max_grad_norm": 0.1, **more}):
+        difference = np.abs(ours - theirs).max()
+    assert difference > 1e-3
+
+
+def beside_step_tuned_sgd(options):
+    """StepTuned(SGD) and StepTunedSGD, each with its parameters, after each iteration."""
     problem, ours = network()
     _, theirs = network()
     of_base = {
@@ -208,10 +226,7 @@ def test_with_sgd_as_its_base_it_is_step_tuned_sgd(options):
             for _ in opt.passes():
                 opt.zero_grad()
                 problem.torch_loss(k, *params).backward()
-        close(joined(ours), joined(theirs))
-        close(tuned.gamma, plain.gamma)
-    assert tuned.stats().iterations == plain.stats().iterations
-    assert tuned.stats().at_upper == plain.stats().at_upper
+        yield (joined(ours), tuned), (joined(theirs), plain)
 
 
 def test_relative_is_the_default_unless_the_base_is_plain_sgd():
@@ -248,14 +263,42 @@ def test_a_measurement_at_lr_zero_is_ignored(base, per_group, on_host, monkeypat
     assert [opt.stats(i).ignored for i in range(2)] == ([1, 8] if per_group else [1, 1])
 
 
+@pytest.mark.parametrize("base", [SGD, Adam])
+def test_curvature_is_that_of_the_loss_and_not_the_inverse_of_the_raw_gamma(base):
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt = StepTuned(base([theta], lr=0.01), tune_every=2, beta=0.0)
+    assert opt.curvature.isnan()
+    for k in range(3):
+        for _ in opt.passes():
+            theta.grad = (5 if k < 2 else 7) * theta.detach()
+        if k < 2:
+            seen = opt.curvature
+            assert seen.item() == pytest.approx(5.0, rel=1e-9)
+    assert opt.curvature.item() == pytest.approx(7.0, rel=1e-9)
+    assert seen.item() == pytest.approx(5.0, rel=1e-9), "a snapshot"
+    assert (opt.raw_gamma * opt.curvature == pytest.approx(1.0)) == (base is SGD)
+
+
+def test_curvature_has_one_entry_per_group_with_per_group():
+    a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    opt = StepTuned(
+        SGD([{"params": [a]}, {"params": [b]}], lr=1e-4, momentum=0.9), per_group=True, beta=0.0
+    )
+    for _ in opt.passes():
+        a.grad, b.grad = 3 * a.detach(), -2 * b.detach()
+    torch.testing.assert_close(opt.curvature, torch.tensor([3.0, -2.0], dtype=torch.float64))
+    assert [opt.stats(i).negative for i in range(2)] == [0.0, 1.0]
+
+
 def test_a_direction_that_does_not_descend_gives_the_lower_bound_and_leaves_the_reference():
     theta = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
-    opt = StepTuned(SGD([theta], lr=0.1, momentum=0.9), tune_every=1)
+    opt = StepTuned(SGD([theta], lr=0.1, momentum=0.9), tune_every=1, beta=0.0)
     for shift in (-5.0, -5.0, 0.9):  # now the momentum goes away from the minimum
         before = opt.reference.item()
         for _ in opt.passes():
             theta.grad = theta.detach() - shift
     assert opt.raw_gamma < 0
+    assert opt.curvature.item() == pytest.approx(1.0)
     assert opt.gamma == 0.5
     assert opt.reference.item() == before
 

@@ -70,7 +70,10 @@ class Rows(NamedTuple):
     """Measurements, as vectors."""
 
     curvature: Tensor
-    """<G, dtheta> / |dtheta|^2; nan if the measurement was ignored."""
+    """<G, dtheta> / |dtheta|^2; nan if the measurement was ignored.
+
+    For `StepTuned` only its sign is right; `StepTuned.curvature` has the value.
+    """
     raw_gamma: Tensor
     gamma: Tensor
     """gamma after the measurement."""

@@ -355,8 +355,8 @@ class TwoPasses(Scalable, Optimizer):
     def raw_gamma(self) -> Tensor:
         """The last measured gamma, before clipping.
 
-        It is 1 / curvature, or nu if the curvature is not positive; nan before the first
-        measurement and if the last one was ignored.
+        It is 1 / curvature (for StepTuned, the slope along the step / curvature), or nu if the
+        curvature is not positive; nan before the first measurement and if the last one was ignored.
         """
         return self._per_gamma([last(group).raw_gamma for group in tuned_groups(self)])
 
