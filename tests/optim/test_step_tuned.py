@@ -19,6 +19,7 @@ from compare import same
 from problems import Network, Regression
 from steptuned import StepTuned, StepTunedSGD
 from steptuned.optim import wrapped
+from test_diagnostics import run
 from test_twins import close, joined
 from test_variants import (
     FORMS,
@@ -301,6 +302,13 @@ def test_a_direction_that_does_not_descend_gives_the_lower_bound_and_leaves_the_
     assert opt.curvature.item() == pytest.approx(1.0)
     assert opt.gamma == 0.5
     assert opt.reference.item() == before
+
+
+def test_the_warning_of_a_stuck_gamma_names_the_base():
+    theta = torch.full((2,), 50.0, dtype=torch.float64, requires_grad=True)
+    opt = StepTuned(AdamW([theta], lr=1e-6), tune_every=1, relative=False)
+    with pytest.warns(UserWarning, match=r"so this is AdamW with the step 2 x lr: the raw gamma"):
+        run(opt, theta, 100, 1.0)
 
 
 # ------------------------------------------------------------------------- forms, hooks, schedulers

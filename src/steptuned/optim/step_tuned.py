@@ -171,6 +171,10 @@ class StepTuned(TwoPasses):
     _first_half, _second_half, _single_pass = first_half, second_half, single_pass
 
     @property
+    def _steps_as(self) -> str:  # type: ignore[override]
+        return type(self.base).__name__
+
+    @property
     def curvature(self) -> Tensor:
         """The curvature of the loss along the last measured step, <G, dtheta> / |dtheta|^2.
 

@@ -89,6 +89,7 @@ class TwoPasses(Scalable, Optimizer):
     """The valid values of the options. A subclass with more options adds them."""
     _has_own_rule: ClassVar[bool] = False
     _load_hint = ""  # what to do with a state_dict of another optimizer
+    _steps_as = "SGD"  # the optimizer that this one is if gamma is constant
 
     @abstractmethod
     def _first_half(self, scaling: Scaling | None) -> None:
