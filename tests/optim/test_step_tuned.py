@@ -605,6 +605,21 @@ def test_a_pass_that_overflows_does_not_step_the_base_and_measures_nothing(overf
     assert (opt.stats().iterations, opt.stats().ignored, opt.pending) == (0, 1, False)
 
 
+def test_a_first_iteration_that_overflows_in_both_passes_is_remembered():
+    """The base has no state then, as if the user had cleared it."""
+    model = dropout_network().eval()
+    opt = StepTuned(Adam(model.parameters(), lr=0.01), tune_every=2)
+    scaled_run(model, opt, batches(1), overflow=(0, 1))
+    assert not opt.state
+    assert not opt.needs_second_pass, "a lost measurement is not repeated"
+    resumed = StepTuned(Adam(model.parameters(), lr=0.01), tune_every=2)
+    resumed.load_state_dict(opt.state_dict())
+    for each in (opt, resumed):
+        scaled_run(model, each, batches(2))
+        stats = each.stats()
+        assert (stats.iterations, stats.measurements, stats.ignored) == (2, 1, 1)
+
+
 def test_an_overflow_on_a_mini_batch_that_is_used_once_is_not_counted():
     model = dropout_network().eval()
     opt = StepTuned(Adam(model.parameters(), lr=0.01), tune_every=3)

@@ -320,11 +320,14 @@ def test_an_iteration_that_is_dropped_or_has_no_gradients_does_not_count():
     assert opt.stats().iterations == 0
 
 
-def test_a_state_that_was_removed_is_measured_again():
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_state_that_was_removed_is_measured_again(copied):
     model = dropout_network()
     opt = StepTunedSGD(model.parameters(), lr=0.1, tune_every=5)
     for x, y in batches(2):
         with_passes(model, opt, x, y)
+    if copied:
+        model, opt = copy.deepcopy((model, opt))
     opt.state.clear()
     assert opt.needs_second_pass
     with_passes(model, opt, x, y)

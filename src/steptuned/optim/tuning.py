@@ -30,7 +30,7 @@ def finish(
     opt._is_scaled = opt._is_scaled or valid is not None
     for group, row in zip(groups, sums, strict=True):
         _tune(opt, group, row, valid)
-    opt._has_measured = True
+    opt._has_measured = bool(opt.state)  # StepTuned: none yet if both first passes overflowed
     opt.cancel()
     for group in opt.param_groups:
         group["countdown"] = group["tune_every"] - 1

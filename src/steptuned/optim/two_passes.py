@@ -296,7 +296,8 @@ class TwoPasses(Scalable, Optimizer):
         synchronize.
         """
         group = self.param_groups[0]
-        return not self.state or min(group["countdown"], group["tune_every"] - 1) == 0
+        is_cleared = self._has_measured and not self.state
+        return is_cleared or min(group["countdown"], group["tune_every"] - 1) == 0
 
     @property
     def first_pass(self) -> Optimizer:
@@ -429,6 +430,7 @@ class TwoPasses(Scalable, Optimizer):
         if "_first_pass" not in self.__dict__:
             self._start()
         upgrade(self)
+        self._has_measured = bool(self.state)
 
     def state_dict(self) -> dict[str, Any]:
         """The state. It has the same keys at any time: zeros stand for what is not in memory."""
