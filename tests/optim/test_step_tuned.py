@@ -577,32 +577,71 @@ def test_reset_restarts_the_measurement_and_keeps_the_base():
 # --------------------------------------------------------------------------------------- GradScaler
 
 
-@pytest.mark.parametrize("how", [{}, {"fused": True}], ids=str)
+SCALED = {
+    "Adam": (Adam, {"lr": 0.01}),
+    "fused Adam": (Adam, {"lr": 0.01, "fused": True}),
+    "AdamW": (AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "momentum": (SGD, {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.01}),
+}
+
+
+def to_scale(base, **options):
+    """A network whose layers are two groups, and its optimizer."""
+    model = dropout_network().eval()
+    cls, hyper = SCALED[base]
+    groups = [
+        {"params": model[0].parameters()},
+        {"params": model[3].parameters(), "lr": hyper["lr"] / 2},
+    ]
+    return model, StepTuned(cls(groups, **hyper), **options)
+
+
+@pytest.mark.parametrize("per_group", [False, True])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_a_scaler_gives_the_same_results(how, clip):
+@pytest.mark.parametrize("base", SCALED)
+def test_a_scaler_gives_the_same_results(base, clip, per_group):
     runs = []
     for through in (True, False):
-        model = dropout_network().eval()
-        opt = StepTuned(Adam(model.parameters(), lr=0.01, **how), tune_every=3, max_grad_norm=clip)
+        model, opt = to_scale(base, tune_every=3, max_grad_norm=clip, per_group=per_group)
         scaled_run(model, opt, batches(20), through=through)
-        runs.append((joined(model.parameters()), opt.gamma.item(), opt.stats().iterations))
+        runs.append((joined(model.parameters()), opt.gamma.numpy(), opt.stats(1).iterations))
     np.testing.assert_allclose(runs[0][0], runs[1][0], rtol=1e-3, atol=1e-5)
-    assert runs[0][1] == pytest.approx(runs[1][1], rel=1e-2)
+    np.testing.assert_allclose(runs[0][1], runs[1][1], rtol=1e-2)
+    assert runs[0][1].shape == ((2,) if per_group else ())
     assert runs[0][2] == runs[1][2] == 20
 
 
+@pytest.mark.parametrize("per_group", [False, True])
 @pytest.mark.parametrize("overflow", [(0,), (1,), (0, 1)], ids=str)
-def test_a_pass_that_overflows_does_not_step_the_base_and_measures_nothing(overflow):
-    model = dropout_network().eval()
-    opt = StepTuned(Adam(model.parameters(), lr=0.01), tune_every=2)
-    data = batches(4)
+@pytest.mark.parametrize("base", SCALED)
+def test_a_pass_that_overflows_does_not_step_the_base_and_measures_nothing(
+    base, overflow, per_group
+):
+    model, opt = to_scale(base, tune_every=2, per_group=per_group)
     before = copy.deepcopy(dict(model.state_dict()))
-    scaled_run(model, opt, data[:1], overflow=overflow)
-    steps = [int(state["step"]) for state in opt.base.state.values()]
-    assert steps == [2 - len(overflow)] * 4 if len(overflow) < 2 else not steps
+    scaled_run(model, opt, batches(1), overflow=overflow)
+    steps = {int(state["step"]) for state in opt.base.state.values() if "step" in state}
+    assert steps == ({1} if len(overflow) == 1 and base != "momentum" else set())
     assert same(dict(model.state_dict()), before) == (len(overflow) == 2)
-    assert opt.gamma == 1
-    assert (opt.stats().iterations, opt.stats().ignored, opt.pending) == (0, 1, False)
+    assert opt.gamma.tolist() == ([1.0, 1.0] if per_group else 1.0)
+    assert not any(state["G"].any() for state in opt.base.state.values() if "G" in state)
+    for i in range(2):
+        stats = opt.stats(i)
+        assert (stats.iterations, stats.measurements, stats.ignored) == (0, 0, 1)
+    assert not opt.pending
+
+
+@pytest.mark.parametrize("per_group", [False, True])
+@pytest.mark.parametrize("base", SCALED)
+def test_an_overflow_in_both_passes_is_as_if_the_mini_batch_were_left_out(base, per_group):
+    data, runs = batches(8), []
+    for used, overflow in ((data, (6, 7)), (data[:3] + data[4:], ())):
+        model, opt = to_scale(base, tune_every=1, per_group=per_group)
+        scaled_run(model, opt, used, overflow)
+        assert opt.stats(1).iterations == 7
+        runs.append((dict(model.state_dict()), opt.gamma, opt.reference, dict(opt.state)))
+    assert same(runs[0][:3], runs[1][:3])
+    assert same(*(list(run[3].values()) for run in runs)), "and that of the base"
 
 
 def test_a_first_iteration_that_overflows_in_both_passes_is_remembered():

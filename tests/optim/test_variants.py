@@ -687,14 +687,18 @@ def scaled_run(model, opt, data, overflow=(), through=True):
         scaler.update()
 
 
+def in_two_groups(**options):
+    """A network whose layers are two groups, and its optimizer."""
+    model = dropout_network().eval()
+    groups = [{"params": model[0].parameters()}, {"params": model[3].parameters(), "lr": 0.03}]
+    return model, StepTunedSGD(groups, lr=0.1, bounds=(0.05, 20.0), **options)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_is_the_same_through_a_scaler(variant):
     runs = []
     for through in (True, False):
-        model = dropout_network().eval()
-        opt = StepTunedSGD(
-            model.parameters(), lr=0.1, bounds=(0.05, 20.0), max_grad_norm=0.5, **VARIANTS[variant]
-        )
+        model, opt = in_two_groups(max_grad_norm=0.5, **VARIANTS[variant])
         scaled_run(model, opt, batches(20), through=through)
         runs.append(
             (
@@ -705,7 +709,46 @@ def test_a_variant_is_the_same_through_a_scaler(variant):
         )
     torch.testing.assert_close(runs[0][0], runs[1][0], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-3, atol=0)
+    assert runs[0][1].shape == ((2,) if "per group" in variant else ())
     assert runs[0][2].iterations == runs[1][2].iterations == 20
+
+
+@pytest.mark.parametrize("passes", [(4,), (5,), (4, 5)], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_overflow_measures_nothing_for_any_gamma(variant, passes):
+    """Passes 4 and 5 are the two of a mini-batch, for every third as for each."""
+    model, opt = in_two_groups(**VARIANTS[variant])
+    data = batches(8)
+    first = 2 if opt.param_groups[0]["tune_every"] == 1 else 3
+    scaled_run(model, opt, data[:first])
+    before = measured_state(model, opt)
+    counts = [(opt.stats(i).iterations, opt.stats(i).measurements) for i in range(2)]
+    scaled_run(model, opt, data[first : first + 1], overflow=[i - 4 for i in passes])
+    after = measured_state(model, opt)
+    assert same(after[1:], before[1:]), "G, gamma and the reference"
+    assert same(after[0], before[0]) == (len(passes) == 2), "a sound pass moves"
+    assert counts == [(opt.stats(i).iterations, opt.stats(i).measurements) for i in range(2)]
+    assert [opt.stats(i).ignored for i in range(2)] == [1, 1]
+    scaled_run(model, opt, data[first + 1 :])
+    after = measured_state(model, opt)
+    assert not same(after[2], before[2])
+    assert [opt.stats(i).ignored for i in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "third" not in name])
+def test_an_overflow_in_both_passes_is_as_if_the_mini_batch_were_left_out(variant):
+    data, runs = batches(8), []
+    for used, overflow in ((data, (6, 7)), (data[:3] + data[4:], ())):
+        model, opt = in_two_groups(**VARIANTS[variant])
+        scaled_run(model, opt, used, overflow)
+        assert opt.stats(1).iterations == 7
+        runs.append(measured_state(model, opt))
+    assert same(*runs)
+
+
+def measured_state(model, opt):
+    G = [state["G"] for state in opt.state.values()]
+    return copy.deepcopy((dict(model.state_dict()), G, opt.gamma, opt.reference))
 
 
 def test_an_overflow_on_a_mini_batch_that_is_used_once_moves_nothing_and_is_not_counted():
