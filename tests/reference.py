@@ -270,7 +270,8 @@ def variant(
     Yields (theta_{k+1/2} or None, theta_{k+1}, gammas, raw gammas).
 
     ``T``: every T-th mini-batch is used twice and measured, the others once. For T > 1 each
-    difference is divided by its step before it is averaged; ``divide`` overrides that.
+    difference is divided by its step before it is averaged; ``divide`` overrides that. Where the
+    step is zero, G stays as it is; a gamma whose steps are all zero is not measured.
     ``relative``: gamma is the raw gamma over its running geometric mean.
     ``groups``: lists of indices, each with a gamma of its own; one list with all of them if None.
     ``alpha`` may be a function of k: a schedule.
@@ -280,7 +281,7 @@ def variant(
     G = np.zeros_like(theta)
     gamma, raw = np.ones(len(groups)), np.full(len(groups), np.nan)
     log_mean, positive = np.zeros(len(groups)), np.zeros(len(groups), int)
-    k = n = 0
+    k, n = 0, np.zeros(len(groups), int)
     while True:
         factor = 1.0 if decay_every is None else (1 + k // decay_every) ** (1 / 2 + delta)
         step = np.zeros_like(theta) + (alpha(k) if callable(alpha) else alpha) / factor
@@ -298,10 +299,15 @@ def variant(
         s1 = step * min(1.0, clip / (np.linalg.norm(g1) + 1e-6))
         dtheta, dg = theta_half - theta, g1 - g0
         theta = theta_half - s1 * g1
-        G = beta * G + (1 - beta) * (dg / s0 if divide else dg)
-        G_hat = (s0 * G if divide else G) / (1 - beta ** (n + 1))
-        n += 1
+        unit = s0 if divide else np.ones_like(theta)
+        still = unit == 0
+        G[~still] = beta * G[~still] + (1 - beta) * (dg[~still] / unit[~still])
         for i, group in enumerate(groups):
+            if still[group].all():
+                raw[i] = np.nan
+                continue
+            G_hat = unit * G / (1 - beta ** (n[i] + 1))
+            n[i] += 1
             curvature = G_hat[group] @ dtheta[group]
             raw[i] = tuned = dtheta[group] @ dtheta[group] / curvature if curvature > 0 else nu
             if relative and curvature > 0:
@@ -336,13 +342,14 @@ def step_tuned(
 
     ``base(theta, g)`` is the base's update u per unit of learning rate, at theta with the gradient
     g of the loss; it changes its own state. ``decay`` is the weight decay that belongs to J, so not
-    a decoupled one; ``sign`` is -1 to maximise.
+    a decoupled one; ``sign`` is -1 to maximise. Where the step is zero and T > 1, G stays as it is;
+    a gamma whose steps are all zero is not measured.
     """
     groups = [np.arange(len(theta))] if groups is None else groups
     G = np.zeros_like(theta)
     gamma, raw = np.ones(len(groups)), np.full(len(groups), np.nan)
     log_mean, positive = np.zeros(len(groups)), np.zeros(len(groups), int)
-    k = n = 0
+    k, n = 0, np.zeros(len(groups), int)
 
     def update(g, theta):
         shorter = min(1.0, clip / (np.linalg.norm(g) + 1e-6))
@@ -365,10 +372,15 @@ def step_tuned(
         g1 = sign * g + decay * theta_half
         dtheta, dg = theta_half - theta, g1 - g0
         theta = theta_half + s * update(g, theta_half)[0]
-        G = beta * G + (1 - beta) * (dg / s if T > 1 else dg)
-        G_hat = (s * G if T > 1 else G) / (1 - beta ** (n + 1))
-        n += 1
+        unit = s if T > 1 else np.ones_like(theta)
+        still = unit == 0
+        G[~still] = beta * G[~still] + (1 - beta) * (dg[~still] / unit[~still])
         for i, group in enumerate(groups):
+            if still[group].all():
+                raw[i] = np.nan
+                continue
+            G_hat = unit * G / (1 - beta ** (n[i] + 1))
+            n[i] += 1
             curvature = G_hat[group] @ dtheta[group]
             slope = -(s * shorter * g0)[group] @ dtheta[group]
             raw[i] = tuned = slope / curvature if curvature > 0 else nu

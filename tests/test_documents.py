@@ -31,7 +31,7 @@ from steptuned.lab.experiment import load
 from steptuned.lab.methods.base import Method
 from steptuned.lab.problems.base import Problem
 from steptuned.lab.report.figures import FIGURES
-from steptuned.optim import flat
+from steptuned.optim import flat, halves, tuning, wrapped
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -52,6 +52,7 @@ def blocks(path, language):
 
 README = ROOT / "README.md"
 TRAINING = ROOT / "docs" / "recipes" / "training.md"
+VARIANTS = ROOT / "docs" / "variants.md"
 TRAINS = [(path, block) for path in (README, TRAINING) for block in blocks(path, "python")]
 
 
@@ -236,7 +237,7 @@ def test_all_public_names_exist():
 
 
 def other_pages():
-    done = {README, TRAINING}
+    done = {README, TRAINING, VARIANTS}
     return [
         path
         for path in PAGES
@@ -249,6 +250,41 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, capsys):
     names = namespace()
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers",
+    "ignore:.*The `srun` command is available",
+    "ignore:.*LeafSpec",
+    "ignore:.*The number of training batches .* is smaller than the logging interval",
+    "ignore:.*'pin_memory' argument is set as true but no accelerator is found",
+    "ignore:It is recommended to use .*sync_dist=True",  # the group of one rank above
+)
+def test_the_variants_train_in_every_framework(tmp_path, monkeypatch):
+    """From top to bottom. The frameworks write into the current folder."""
+    monkeypatch.chdir(tmp_path)
+    names, finished = namespace(), []
+    count = tuning.finish
+
+    def finish(opt, *rest):
+        finished.append(type(opt).__name__)
+        count(opt, *rest)
+
+    for module in (halves, wrapped):
+        monkeypatch.setattr(module, "finish", finish)
+    text = VARIANTS.read_text()
+    frameworks = text[text.index("## In frameworks") : text.index("## Older checkpoints")]
+    measured = {}
+    for block in blocks(VARIANTS, "python"):
+        finished.clear()
+        exec(compile(block, str(VARIANTS), "exec"), names)
+        if block in frameworks:
+            title = frameworks[: frameworks.index(block)].rsplit("\n### ", 1)[-1].splitlines()[0]
+            measured[title] = {*finished}
+    assert measured.pop("## In frameworks") == set()
+    assert measured.pop("Hugging Face") == {"StepTunedSGD", "StepTuned"}
+    assert len(measured) == 6
+    assert all(found == {"StepTuned"} for found in measured.values()), measured
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

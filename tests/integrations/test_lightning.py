@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import steptuned
+from compare import same
 from steptuned import StepTunedSGD
 from steptuned.integrations.lightning import StepTuned, StepTunedMixedPrecision
 
@@ -68,10 +69,12 @@ def data(shuffle=False):
     return DataLoader(TensorDataset(x, y), batch_size=8, shuffle=shuffle)
 
 
-def make_optimizer(model, base=None, **options):
+def make_optimizer(model, base=None, two_groups=False, **options):
+    params, lr = list(model.parameters()), 0.3 if base is None else 0.01
+    groups = [{"params": params[:2]}, {"params": params[2:], "lr": lr / 3}]
     if base is not None:
-        return steptuned.StepTuned(base(model.parameters(), lr=0.01), **options)
-    return StepTunedSGD(model.parameters(), lr=0.3, bounds=(0.05, 20.0), **options)
+        return steptuned.StepTuned(base(groups if two_groups else params, lr=lr), **options)
+    return StepTunedSGD(groups if two_groups else params, lr=lr, bounds=(0.05, 20.0), **options)
 
 
 class Module(pl.LightningModule):
@@ -146,8 +149,9 @@ def same_run(trainer, module, net, opt):
     return (
         torch.equal(flat(module), flat(net))
         and torch.equal(ours.gamma, opt.gamma)
-        and torch.equal(ours.curvature, opt.curvature)
-        and ours.stats() == opt.stats()
+        and same(ours.curvature, opt.curvature)
+        and [ours.stats(i) for i, _ in enumerate(ours.param_groups)]
+        == [opt.stats(i) for i, _ in enumerate(opt.param_groups)]
     )
 
 
@@ -167,8 +171,14 @@ def test_a_trainer_gives_the_numbers_of_a_plain_loop_and_counts_iterations(tmp_p
 VARIANTS = {
     "every third": {"tune_every": 3},
     "relative, every other": {"relative": True, "tune_every": 2},
-    "per group": {"per_group": True},
+    "per group": {"per_group": True, "two_groups": True},
     "AdamW": {"base": torch.optim.AdamW, "tune_every": 3},
+    "AdamW per group": {
+        "base": torch.optim.AdamW,
+        "tune_every": 2,
+        "per_group": True,
+        "two_groups": True,
+    },
 }
 
 
@@ -197,20 +207,18 @@ def every_epoch(folder):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_in_fp16_goes_through_the_scaler(tmp_path, variant):
-    """Scales are powers of two, and bfloat16 autocast rounds the same."""
-    found = []
-    for plugin in (
-        StepTunedMixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4)),
-        None,
-    ):
-        module = Module(**VARIANTS[variant])
-        trainer = trainer_of(tmp_path, StepTuned(), plugins=[plugin] if plugin else None)
-        trainer.fit(module, data())
-        stats = trainer.optimizers[0].stats()
-        found.append((stats.iterations, stats.measurements, stats.ignored, stats.skipped))
-    assert found[0] == found[1]
-    assert found[0][0] == 10
+def test_a_variant_in_fp16_equals_a_plain_loop_with_a_scaler(tmp_path, variant):
+    """The scale starts too high, so that some passes overflow."""
+    module = Module(**VARIANTS[variant])
+    plugin = StepTunedMixedPrecision("16-mixed", "cpu", scaler())
+    trainer = trainer_of(
+        tmp_path, StepTuned(), plugins=[plugin], gradient_clip_val=0.5, max_epochs=6
+    )
+    trainer.fit(module, data())
+    net, opt, theirs = plain_fp16(6, **VARIANTS[variant], max_grad_norm=0.5)
+    assert 0 < opt.stats().iterations < trainer.global_step == 30
+    assert same_run(trainer, module, net, opt)
+    assert plugin.scaler.get_scale() == theirs.get_scale()
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
@@ -626,21 +634,14 @@ def scaler():
     return torch.amp.GradScaler("cpu", init_scale=2.0**30, growth_interval=3)
 
 
-def test_fp16_scales_both_passes(tmp_path):
-    """The scale starts too high, so that some passes overflow."""
-    module = Module()
-    plugin = StepTunedMixedPrecision("16-mixed", "cpu", scaler())
-    trainer = trainer_of(
-        tmp_path, StepTuned(), plugins=[plugin], gradient_clip_val=0.5, max_epochs=6
-    )
-    trainer.fit(module, data())
-
+def plain_fp16(epochs, **options):
+    """The same training as a loop with a GradScaler."""
     net, theirs = network(), scaler()
-    opt = StepTunedSGD(net.parameters(), lr=0.3, bounds=(0.05, 20.0), max_grad_norm=0.5)
+    opt = make_optimizer(net, **options)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
-    for _ in range(6):
+    for _ in range(epochs):
         for i, (x, y) in enumerate(data()):
-            for half in (opt.first_pass, opt):
+            for half in (opt.first_pass, opt) if opt.needs_second_pass else (opt,):
                 torch.manual_seed(i)
                 opt.zero_grad()
                 with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False):
@@ -649,6 +650,18 @@ def test_fp16_scales_both_passes(tmp_path):
                 theirs.step(half)
             theirs.update()
             scheduler.step()
+    return net, opt, theirs
+
+
+def test_fp16_scales_both_passes(tmp_path):
+    """The scale starts too high, so that some passes overflow."""
+    module = Module()
+    plugin = StepTunedMixedPrecision("16-mixed", "cpu", scaler())
+    trainer = trainer_of(
+        tmp_path, StepTuned(), plugins=[plugin], gradient_clip_val=0.5, max_epochs=6
+    )
+    trainer.fit(module, data())
+    net, opt, theirs = plain_fp16(6, max_grad_norm=0.5)
     assert 0 < opt.stats().iterations < trainer.global_step == 30
     assert same_run(trainer, module, net, opt)
     assert plugin.scaler.get_scale() == theirs.get_scale()

@@ -319,13 +319,19 @@ def fsdp_variants(folder):
     }
 
 
+BETWEEN = 13
+"""So many passes end between the two of an iteration for T = 1, 2 and 3: cycles of 2, 3 and 4."""
+MOMENTS = (BETWEEN - 1, BETWEEN, BETWEEN + 1)
+
+
 def fsdp_variants_resumed(folder):
-    """Saved after 8 passes and after 11, which lie differently in an iteration for each variant."""
+    """Saved before, between and after the two passes of an iteration, for every variant."""
     found = {}
     for name, options in VARIANTS.items():
-        for moment in (8, 11):
+        for moment in MOMENTS:
             model, opt = pair(sharded(Network(), line()), options)
             k = advance(model, opt, 0, moment)
+            assert opt.pending == (moment == BETWEEN)
             where = folder / f"{name}-{moment}"
             save(model, opt, where)
             other, resumed = pair(

@@ -182,7 +182,7 @@ def test_a_variant_on_ranks_equals_one_process(results, name):
 
 
 @pytest.mark.parametrize("name", ranks.VARIANTS)
-@pytest.mark.parametrize("moment", [8, 11])
+@pytest.mark.parametrize("moment", ranks.MOMENTS)
 def test_a_variant_on_ranks_resumes_from_a_distributed_checkpoint(results, name, moment):
     model, opt = ranks.pair(ranks.Network(), ranks.VARIANTS[name])
     ranks.advance(model, opt, 0, ranks.PASSES)

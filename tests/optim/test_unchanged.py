@@ -33,6 +33,34 @@ PINNED = {
         "-0x1.c1731237371cap-1",
     ],
 }
+# The same at commit 9bb211d, the last with the kernel and without the variants. The kernel rounds
+# differently from torch, and in the same way on every processor.
+PINNED_KERNEL = {
+    "defaults": [
+        "0x1.27659dc95464fp+0",
+        "-0x1.14f3e56d6721fp-1",
+        "0x1.0000000000000p+1",
+        "-0x1.4e2d1b8ea4f7ep+0",
+    ],
+    "wide bounds": [
+        "0x1.424b98e5c201ep+0",
+        "-0x1.586a965c296c0p-1",
+        "0x1.c016b7685f6d2p+1",
+        "0x1.24837413e236bp-2",
+    ],
+    "decay": [
+        "0x1.17c367b489f71p+0",
+        "-0x1.095525d5320c3p-1",
+        "0x1.0000000000000p+1",
+        "-0x1.435e29911bb7bp+0",
+    ],
+    "clipped": [
+        "0x1.31394e7857244p+0",
+        "-0x1.30628edaeb4cfp-1",
+        "0x1.0000000000000p+1",
+        "-0x1.c1731237371cfp-1",
+    ],
+}
 OPTIONS = {
     "defaults": {"lr": 0.05},
     "wide bounds": {"lr": 0.02, "bounds": (0.05, 20.0), "nu": 5.0, "beta": 0.5},
@@ -54,7 +82,8 @@ def run(**options):
     return [value.item().hex() for value in (a, b, opt.gamma, opt.curvature)]
 
 
-@pytest.mark.usefixtures("torch_path")  # the kernel rounds differently
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_results_are_bit_identical_to_those_before_the_variants(name):
-    assert run(**OPTIONS[name]) == PINNED[name]
+def test_the_results_are_bit_identical_to_those_before_the_variants(name, path):
+    if path == "small" and "weight_decay" in OPTIONS[name]:
+        pytest.skip("there, g0 was rebuilt from the gradient, which rounds differently")
+    assert run(**OPTIONS[name]) == (PINNED if path == "torch" else PINNED_KERNEL)[name]

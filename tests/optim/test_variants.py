@@ -54,11 +54,11 @@ def follow(opt, params, problem_loss, twin, iterations=ITERATIONS):
         opt.step()
         close(joined(params), whole)
         close(opt.gamma.reshape(-1), gamma)
+        found = opt.raw_gamma.reshape(-1).numpy()
+        assert np.array_equal(np.isnan(found), np.isnan(raw)), "nan if the step was zero"
+        found, raw = found[~np.isnan(found)], raw[~np.isnan(raw)]
         # Where the curvature is nearly zero, rounding of its terms dominates it and its inverse.
-        assert (
-            np.abs(1 / opt.raw_gamma.reshape(-1).numpy() - 1 / raw).max()
-            <= 1e-8 / np.abs(raw).min() + 1e-10
-        )
+        assert np.all(np.abs(1 / found - 1 / raw) <= 1e-8 / np.abs(raw).min(initial=np.inf) + 1e-10)
         gammas.append(gamma)
     return np.array(gammas)
 
@@ -117,10 +117,14 @@ def test_a_variant_matches_its_twin_on_the_regression(name):
     assert len(np.unique(gammas)) > 10, "gamma moves"
 
 
+def in_small_chunks(monkeypatch):
+    monkeypatch.setattr("steptuned.optim.bucket.LARGE", 2)
+    monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
+
+
 def network(monkeypatch, in_chunks):
     if in_chunks:
-        monkeypatch.setattr("steptuned.optim.bucket.LARGE", 2)
-        monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
+        in_small_chunks(monkeypatch)
         monkeypatch.setattr("steptuned.optim.flat.first_pass", None)
     problem = Network()
     return problem, [
@@ -316,11 +320,14 @@ def test_an_iteration_that_is_dropped_or_has_no_gradients_does_not_count():
     assert opt.stats().iterations == 0
 
 
-def test_a_state_that_was_removed_is_measured_again():
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_state_that_was_removed_is_measured_again(copied):
     model = dropout_network()
     opt = StepTunedSGD(model.parameters(), lr=0.1, tune_every=5)
     for x, y in batches(2):
         with_passes(model, opt, x, y)
+    if copied:
+        model, opt = copy.deepcopy((model, opt))
     opt.state.clear()
     assert opt.needs_second_pass
     with_passes(model, opt, x, y)
@@ -347,14 +354,90 @@ def test_tune_every_may_be_changed_but_not_between_one_and_more():
     assert opt.needs_second_pass
 
 
-def test_a_step_size_of_zero_keeps_everything_finite():
-    model = dropout_network()
-    opt = StepTunedSGD(model.parameters(), lr=0.0, tune_every=2)
-    for k, (x, y) in enumerate(batches(6)):
-        opt.param_groups[0]["lr"] = 0.1 * (k > 2)
-        with_passes(model, opt, x, y)
-    assert opt.stats().ignored == 0
+@pytest.fixture(params=["kernel", "torch", "in chunks", "accelerator"])
+def implementation(request, monkeypatch):
+    """Each implementation of a step. An accelerator is a CPU whose values are not free to read."""
+    if request.param == "kernel":
+        active, reason = steptuned.kernel_status()
+        if not active:
+            pytest.skip(f"no kernel: {reason}")
+    else:
+        request.getfixturevalue("torch_path")
+    if request.param == "in chunks":
+        in_small_chunks(monkeypatch)
+    if request.param == "accelerator":
+        monkeypatch.setattr("steptuned.optim.flat.is_on_host", lambda tensors: False)
+
+
+def rates(k):
+    """The learning rates of two groups: a warm-up from zero, and a rest in the second."""
+    return 0.1 * min(k, 6) / 6, 0.0 if k < 5 or 15 < k < 25 else 0.05
+
+
+def with_rates(opt, loss):
+    """The loss of mini-batch k, whose computation sets the learning rates."""
+
+    def loss_at(k):
+        for group, lr in zip(opt.param_groups, rates(k), strict=True):
+            group["lr"] = lr
+        return loss(k)
+
+    return loss_at
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("per_group", [False, True])
+def test_a_measurement_at_lr_zero_is_ignored(per_group, relative):
+    """G, its bias correction and gamma stay as they are: there is no difference to divide by."""
+    problem = Network()
+    params = [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
+    sizes = [sum(p.numel() for p in part) for part in (params[:2], params[2:])]
+    twin = reference.variant(
+        problem.start,
+        problem.gradient,
+        alpha=lambda k: np.repeat(rates(k), sizes),
+        T=2,
+        m=0.05,
+        M=20.0,
+        relative=relative,
+        groups=np.split(np.arange(sum(sizes)), sizes[:1]) if per_group else None,
+    )
+    opt = StepTunedSGD(
+        [{"params": params[:2]}, {"params": params[2:]}],
+        bounds=(0.05, 20.0),
+        tune_every=2,
+        relative=relative,
+        per_group=per_group,
+    )
+    follow(opt, params, with_rates(opt, lambda k: problem.torch_loss(k, *params)), twin, 60)
+    ignored = (1, 8) if per_group else (1, 1)
+    assert tuple(opt.stats(i).ignored for i in range(2)) == ignored
+    assert tuple(opt.stats(i).measurements for i in range(2)) == tuple(30 - n for n in ignored)
+    assert opt.stats(1).iterations == 60
+
+
+@pytest.mark.usefixtures("implementation")
+def test_the_first_measurement_after_a_warm_up_from_zero_is_unbiased():
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=0.0, bounds=(0.05, 20.0), tune_every=2)
+    for k in range(8):
+        opt.param_groups[0]["lr"] = 0.001 * (k > 4)
+        run(opt, theta, 1, 4.0)
+    assert opt.raw_gamma.item() == pytest.approx(0.25, rel=1e-2)
+    assert opt.stats().ignored == 3
     assert all(torch.isfinite(state["G"]).all() for state in opt.state.values())
+
+
+def test_a_layer_without_a_second_gradient_does_not_fade_at_lr_zero():
+    a, b = (torch.ones(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    opt = StepTunedSGD([a, b], lr=0.1, tune_every=2)
+    for k in range(3):
+        opt.param_groups[0]["lr"] = 0.1 * (k < 2)
+        before = copy.deepcopy([state["G"] for state in opt.state.values()])
+        for i in opt.passes():
+            a.grad, b.grad = a.detach().clone(), b.detach().clone() if k + i < 3 else None
+    assert same([state["G"] for state in opt.state.values()], before)
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -604,14 +687,18 @@ def scaled_run(model, opt, data, overflow=(), through=True):
         scaler.update()
 
 
+def in_two_groups(**options):
+    """A network whose layers are two groups, and its optimizer."""
+    model = dropout_network().eval()
+    groups = [{"params": model[0].parameters()}, {"params": model[3].parameters(), "lr": 0.03}]
+    return model, StepTunedSGD(groups, lr=0.1, bounds=(0.05, 20.0), **options)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_is_the_same_through_a_scaler(variant):
     runs = []
     for through in (True, False):
-        model = dropout_network().eval()
-        opt = StepTunedSGD(
-            model.parameters(), lr=0.1, bounds=(0.05, 20.0), max_grad_norm=0.5, **VARIANTS[variant]
-        )
+        model, opt = in_two_groups(max_grad_norm=0.5, **VARIANTS[variant])
         scaled_run(model, opt, batches(20), through=through)
         runs.append(
             (
@@ -622,7 +709,46 @@ def test_a_variant_is_the_same_through_a_scaler(variant):
         )
     torch.testing.assert_close(runs[0][0], runs[1][0], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-3, atol=0)
+    assert runs[0][1].shape == ((2,) if "per group" in variant else ())
     assert runs[0][2].iterations == runs[1][2].iterations == 20
+
+
+@pytest.mark.parametrize("passes", [(4,), (5,), (4, 5)], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_overflow_measures_nothing_for_any_gamma(variant, passes):
+    """Passes 4 and 5 are the two of a mini-batch, for every third as for each."""
+    model, opt = in_two_groups(**VARIANTS[variant])
+    data = batches(8)
+    first = 2 if opt.param_groups[0]["tune_every"] == 1 else 3
+    scaled_run(model, opt, data[:first])
+    before = measured_state(model, opt)
+    counts = [(opt.stats(i).iterations, opt.stats(i).measurements) for i in range(2)]
+    scaled_run(model, opt, data[first : first + 1], overflow=[i - 4 for i in passes])
+    after = measured_state(model, opt)
+    assert same(after[1:], before[1:]), "G, gamma and the reference"
+    assert same(after[0], before[0]) == (len(passes) == 2), "a sound pass moves"
+    assert counts == [(opt.stats(i).iterations, opt.stats(i).measurements) for i in range(2)]
+    assert [opt.stats(i).ignored for i in range(2)] == [1, 1]
+    scaled_run(model, opt, data[first + 1 :])
+    after = measured_state(model, opt)
+    assert not same(after[2], before[2])
+    assert [opt.stats(i).ignored for i in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "third" not in name])
+def test_an_overflow_in_both_passes_is_as_if_the_mini_batch_were_left_out(variant):
+    data, runs = batches(8), []
+    for used, overflow in ((data, (6, 7)), (data[:3] + data[4:], ())):
+        model, opt = in_two_groups(**VARIANTS[variant])
+        scaled_run(model, opt, used, overflow)
+        assert opt.stats(1).iterations == 7
+        runs.append(measured_state(model, opt))
+    assert same(*runs)
+
+
+def measured_state(model, opt):
+    G = [state["G"] for state in opt.state.values()]
+    return copy.deepcopy((dict(model.state_dict()), G, opt.gamma, opt.reference))
 
 
 def test_an_overflow_on_a_mini_batch_that_is_used_once_moves_nothing_and_is_not_counted():
@@ -683,6 +809,7 @@ NEW = (
     "single",
     "countdown",
     "divided",
+    "still",
     "relative",
     "log_mean",
     "positives",

@@ -75,7 +75,7 @@ def _average_on_device(
         torch._foreach_lerp_(G, dg, 1 - beta)
     else:
         torch._foreach_sub_(dg, G)
-        torch._foreach_mul_(dg, (valid * (1 - beta)).to(G[0].dtype))
+        torch._foreach_mul_(dg, valid.to(G[0].dtype) * (1 - beta))
         torch._foreach_add_(G, dg)
     products = torch._foreach_mul([*G, *direction], [*direction, *direction])
     sums = _joined(products).view(2, -1).sum(1, dtype=scalar_dtype(joined.device))

@@ -242,8 +242,11 @@ def _measure_on_host(buckets: list[Bucket], coefficient: Tensor | None) -> tuple
     along = square = 0.0
     for bucket in buckets:
         assert bucket.workspace is not None
-        step = _clipped(bucket.group["effective_lr"], coefficient).item()
-        share = _measure_by_kernel(bucket, bucket.workspace, step)
+        step = _clipped(bucket.group["effective_lr"], coefficient)
+        if is_still(bucket.group, bucket.params):
+            _descend(bucket, step, None)
+            continue
+        share = _measure_by_kernel(bucket, bucket.workspace, step.item())
         along, square = along + share[0], square + share[1]
     return along, square
 
@@ -263,14 +266,31 @@ def _measure_all(
         paired, single = bucket.split()
         if single.params:
             _descend(single, step, scaling)
-        if paired.params:
-            shares.add(
-                paired.place,
-                in_row(opt, paired.group, _measure(opt, paired, step, scaling, valid)),
-            )
-            measured.update(map(id, paired.states))
+        if not paired.params:
+            continue
+        measured.update(map(id, paired.states))
+        if is_still(paired.group, paired.params):
+            _descend(paired, step, scaling)
+        else:
+            share = _measure(opt, paired, step, scaling, valid)
+            shares.add(paired.place, in_row(opt, paired.group, share))
     _measure_the_rest(opt, measured, valid, shares)
     return sharded.reduce(shares, params_of(opt))
+
+
+def is_still(group: dict[str, Any], params: list[Tensor]) -> bool:
+    """Whether dg / step is 0 / 0, so that G of these parameters must not change.
+
+    False on an accelerator, where reading the step would synchronize; see `unless_still`.
+    """
+    return bool(group["divided"] and flat.is_on_host(params) and not group["moved"])
+
+
+def unless_still(group: dict[str, Any], valid: Tensor | None) -> Tensor | None:
+    """``valid``, but false if dg / step is 0 / 0."""
+    if not group["divided"]:
+        return valid
+    return group["moved"] != 0 if valid is None else valid & (group["moved"] != 0)
 
 
 def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
@@ -315,6 +335,8 @@ def _measure(
         return along_g0 * flat.second_pass_in_chunks(
             params, bucket.grads, g0, G, step, group["beta"], group["weight_decay"], scale
         )
+    if not flat.is_on_host(params):
+        valid = unless_still(group, valid)
     valid = None if valid is None else valid.to(bucket.device)
     grads = bucket.gradient_of_J(scaling)
     if bucket.is_low_precision:
@@ -346,7 +368,7 @@ def _measure_by_kernel(bucket: Bucket, workspace: Workspace, step: float) -> tup
         decay=group["weight_decay"],
         raw=held if isinstance(held, RawGradient) else COMPLETE,
         beta=group["beta"],
-        scale=1 / unit if unit else 0.0,
+        scale=1 / unit,
     )
     return moved * along * unit, moved * moved * square
 
@@ -358,12 +380,13 @@ def _measure_the_rest(
     if len(measured) == len(opt.state):
         return
     for group in opt.param_groups:
+        counts = unless_still(group, valid)
         for p in group["params"]:
             state = opt.state.get(p)
             if not state or id(state) in measured:
                 continue
             G = sharded.local(state["G"])
-            flat.fade(G, group["beta"], None if valid is None else valid.to(p.device))
+            flat.fade(G, group["beta"], None if counts is None else counts.to(p.device))
             if state["held"]:
                 displacement = (
                     sharded.local(state["displacement"])

@@ -35,10 +35,10 @@ def warn_if_stuck(opt: "TwoPasses") -> None:
         if bound is not None:
             opt._warned.add("stuck")
             name = f"gamma of parameter group {i}" if group["per_group"] else "gamma"
-            _warn_stuck(group, name, is_lower=bound == m)
+            _warn_stuck(group, name, opt._steps_as, is_lower=bound == m)
 
 
-def _warn_stuck(group: dict[str, Any], name: str, is_lower: bool) -> None:
+def _warn_stuck(group: dict[str, Any], name: str, steps_as: str, is_lower: bool) -> None:
     raw = read(group, group["measured"]).raw_gamma.nanmedian().item()
     bound, value = ("lower", group["bounds"][0]) if is_lower else ("upper", group["bounds"][1])
     what = "iterations" if group["tune_every"] == 1 else "measurements"
@@ -60,8 +60,8 @@ def _warn_stuck(group: dict[str, Any], name: str, is_lower: bool) -> None:
             f"{raw:.2g}"
         )
     warn(
-        f"{name} has been at its {bound} bound {value} for {RECENT} {what}, so this is SGD "
-        f"with the step {value:g} x lr: {advice}"
+        f"{name} has been at its {bound} bound {value} for {RECENT} {what}, so this is "
+        f"{steps_as} with the step {value:g} x lr: {advice}"
     )
 
 

@@ -32,7 +32,7 @@ class Stats(NamedTuple):
     at_upper: float
     """Share of measurements that left gamma at its upper bound, by the curvature or by nu."""
     ignored: int
-    """Measurements ignored because a gradient was not finite."""
+    """Measurements ignored because a gradient was not finite or, with tune_every > 1, lr was 0."""
     raw_gamma: tuple[float, float, float]
     """Lower quartile, median and upper quartile of gamma before clipping.
 
@@ -52,9 +52,13 @@ def iterations(opt: "TwoPasses", group: dict[str, Any]) -> int | Tensor:
 
 
 def measurements(opt: "TwoPasses", group: dict[str, Any]) -> int | Tensor:
-    """Those of `iterations` that have measured."""
-    attempted: int = group["k"] - group["single"]
-    return attempted - _value(group["overflows"][0]) if opt._is_scaled else attempted
+    """Those of `iterations` that have measured. The bias correction of G counts these."""
+    n: int | Tensor = group["k"] - group["single"]
+    if opt._is_scaled:
+        n = n - _value(group["overflows"][0])
+    if group["divided"]:
+        n = n - _value(group["still"])
+    return n
 
 
 def _value(count: Tensor) -> int | Tensor:
@@ -66,7 +70,10 @@ class Rows(NamedTuple):
     """Measurements, as vectors."""
 
     curvature: Tensor
-    """<G, dtheta> / |dtheta|^2; nan if the measurement was ignored."""
+    """<G, dtheta> / |dtheta|^2; nan if the measurement was ignored.
+
+    For `StepTuned` only its sign is right; `StepTuned.curvature` has the value.
+    """
     raw_gamma: Tensor
     gamma: Tensor
     """gamma after the measurement."""

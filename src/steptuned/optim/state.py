@@ -44,13 +44,15 @@ def fresh_scalars(device: torch.device) -> dict[str, Tensor]:
     return {
         "gamma": one,
         # A ring buffer of measurements, the n-th in row n % RECENT: <G, dtheta>, |dtheta|^2 and the
-        # gamma that followed; nan if the measurement was ignored.
+        # gamma that followed; nan if the measurement was ignored. In StepTuned the slope
+        # -s <g, dtheta> takes the place of |dtheta|^2, and both are divided by |dtheta|^2.
         "measured": one.new_full((RECENT, 3), torch.nan),
         "log_mean": torch.zeros_like(one),  # running mean of log raw gamma, for relative=True
         "positives": none.clone(),  # number of measurements in log_mean
         "sound": torch.ones_like(one, dtype=torch.bool),
         # Iterations with two passes and with one that were lost to an overflow.
         "overflows": none.repeat(2),
+        "still": none.clone(),  # measurements ignored because the step was zero
         # Measurements with negative curvature, at the lower bound, at the upper bound, ignored.
         "tally": none.repeat(4),
     }

@@ -7,9 +7,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from steptuned.optim import sharded
-from steptuned.optim.arguments import FLAG, FLAG_OR_NONE, LR, NON_NEGATIVE, Options, check
+from steptuned.optim.arguments import (
+    FLAG,
+    FLAG_OR_NONE,
+    LR,
+    NON_NEGATIVE,
+    Options,
+    check,
+    tuned_groups,
+)
 from steptuned.optim.bucket import params_of
-from steptuned.optim.record import count_recent
+from steptuned.optim.record import count_recent, last_row
 from steptuned.optim.scaling import all_or_nothing
 from steptuned.optim.state import (
     PARAMETER_STATE,
@@ -161,6 +169,19 @@ class StepTuned(TwoPasses):
         self.base.state = state
 
     _first_half, _second_half, _single_pass = first_half, second_half, single_pass
+
+    @property
+    def _steps_as(self) -> str:  # type: ignore[override]
+        return type(self.base).__name__
+
+    @property
+    def curvature(self) -> Tensor:
+        """The curvature of the loss along the last measured step, <G, dtheta> / |dtheta|^2.
+
+        A 0-d tensor; nan before the first measurement and if the last one was ignored. The raw
+        gamma is not its inverse, unless the base is SGD without momentum.
+        """
+        return self._per_gamma([last_row(group)[0].clone() for group in tuned_groups(self)])
 
     # ------------------------------------------------------------------------------- state
 

@@ -112,8 +112,9 @@ class StepTunedSGD(TwoPasses):
     $$G_n = \beta G_{n-1} + (1-\beta)\,\Delta g / s_k, \qquad s_k = a_k \gamma_k, \qquad
     \hat G_n = s_k G_n / (1 - \beta^{n+1}).$$
 
-    With clipping, $s_k$ is the clipped step. A measurement lost to an overflow under a GradScaler
-    is not repeated.
+    With clipping, $s_k$ is the clipped step. A measurement made with lr = 0, as at the start of a
+    warm-up, is ignored. It is not repeated, and neither is one lost to an overflow under a
+    GradScaler.
 
     **Relative gamma** (``relative=True``). The raw gamma is an inverse curvature, and its size
     depends on the network. The reference is its geometric mean over the measurements with positive

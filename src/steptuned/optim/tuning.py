@@ -30,7 +30,7 @@ def finish(
     opt._is_scaled = opt._is_scaled or valid is not None
     for group, row in zip(groups, sums, strict=True):
         _tune(opt, group, row, valid)
-    opt._has_measured = True
+    opt._has_measured = bool(opt.state)  # StepTuned: none yet if both first passes overflowed
     opt.cancel()
     for group in opt.param_groups:
         group["countdown"] = group["tune_every"] - 1
@@ -61,10 +61,11 @@ def _tune(
     sums: Tensor | tuple[float, float],
     valid: Tensor | None,
 ) -> None:
-    """Set gamma. It stays as it is if the sums are not finite or not valid."""
+    """Set gamma. It stays as it is if the sums are not finite or not valid, or the step is zero."""
     n = measurements(opt, group)
     row = group["measured"][(group["k"] - group["single"]) % RECENT]
     gamma, nu = group["gamma"], group["nu"]
+    valid = _count_lost(opt, group, valid)
     is_plain = not (group["relative"] or opt._has_own_rule)
     if flat.is_on_host([gamma]) and valid is None and is_plain and isinstance(n, int):
         along, square = sums.tolist() if isinstance(sums, Tensor) else sums
@@ -76,7 +77,6 @@ def _tune(
     debias = rule.debias(beta, n.to(sums.dtype)) if isinstance(n, Tensor) else rule.debias(beta, n)
     curvature, square = _curvature_and_square(sums, debias).unbind()
     if valid is not None:
-        group["overflows"][0] += ~valid
         curvature = torch.where(valid, curvature, torch.nan)
     raw = rule.gamma(square, curvature, nu)
     ignored = raw.isnan()
@@ -86,6 +86,23 @@ def _tune(
         tuned = opt.unclipped_gamma(group, Measurement(raw, curvature > 0, ~ignored))
     torch.where(ignored, gamma, rule.clip(tuned, group["bounds"]), out=gamma)
     torch.stack((curvature, square, gamma), out=row)
+
+
+def _count_lost(opt: "TwoPasses", group: dict[str, Any], valid: Tensor | None) -> Tensor | None:
+    """Count a measurement that overflowed or, if G averages dg / step, had a step of zero.
+
+    Returns whether neither is the case; None if the host knows that without a GradScaler.
+    """
+    if valid is not None:
+        group["overflows"][0] += ~valid
+    if not group["divided"]:
+        return valid
+    groups = [group] if group["per_group"] else opt.param_groups
+    has_moved = torch.stack([each["moved"] != 0 for each in groups]).any()
+    if flat.is_on_host([has_moved]) and has_moved:
+        return valid
+    group["still"] += ~has_moved if valid is None else valid & ~has_moved
+    return has_moved if valid is None else valid & has_moved
 
 
 def _curvature_and_square(sums: Tensor, debias: float | Tensor) -> Tensor:

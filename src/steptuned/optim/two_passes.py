@@ -89,6 +89,7 @@ class TwoPasses(Scalable, Optimizer):
     """The valid values of the options. A subclass with more options adds them."""
     _has_own_rule: ClassVar[bool] = False
     _load_hint = ""  # what to do with a state_dict of another optimizer
+    _steps_as = "SGD"  # the optimizer that this one is if gamma is constant
 
     @abstractmethod
     def _first_half(self, scaling: Scaling | None) -> None:
@@ -295,7 +296,8 @@ class TwoPasses(Scalable, Optimizer):
         synchronize.
         """
         group = self.param_groups[0]
-        return not self.state or min(group["countdown"], group["tune_every"] - 1) == 0
+        is_cleared = self._has_measured and not self.state
+        return is_cleared or min(group["countdown"], group["tune_every"] - 1) == 0
 
     @property
     def first_pass(self) -> Optimizer:
@@ -355,8 +357,8 @@ class TwoPasses(Scalable, Optimizer):
     def raw_gamma(self) -> Tensor:
         """The last measured gamma, before clipping.
 
-        It is 1 / curvature, or nu if the curvature is not positive; nan before the first
-        measurement and if the last one was ignored.
+        It is 1 / curvature (for StepTuned, the slope along the step / curvature), or nu if the
+        curvature is not positive; nan before the first measurement and if the last one was ignored.
         """
         return self._per_gamma([last(group).raw_gamma for group in tuned_groups(self)])
 
@@ -428,6 +430,7 @@ class TwoPasses(Scalable, Optimizer):
         if "_first_pass" not in self.__dict__:
             self._start()
         upgrade(self)
+        self._has_measured = bool(self.state)
 
     def state_dict(self) -> dict[str, Any]:
         """The state. It has the same keys at any time: zeros stand for what is not in memory."""

@@ -17,11 +17,12 @@ from steptuned.optim import flat, sharded
 from steptuned.optim.arguments import tuned_groups
 from steptuned.optim.bucket import gradients_of, is_low_precision, params_of, precision
 from steptuned.optim.halves import (
-    along_displacement,
     begin,
     in_row,
+    is_still,
     lacks_gradients,
     set_steps,
+    unless_still,
     watch_noise,
 )
 from steptuned.optim.notices import refuse_pending, warn_low_precision
@@ -115,7 +116,7 @@ def second_half(opt: "StepTuned", scaling: Scaling | None) -> None:
     valid = None if scaling is None else first["sound"] & (not overflow)
     with all_or_nothing(opt.cancel):
         if valid is None or valid:
-            sums = sharded.reduce(_measure(opt, parts, scaling), params_of(opt))
+            sums = _per_length(sharded.reduce(_measure(opt, parts, scaling), params_of(opt)))
         else:
             sums = first["gamma"].new_full((len(tuned_groups(opt)), 2), torch.nan)
         if not overflow:
@@ -271,10 +272,12 @@ def _base_gradients(
 
 
 def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sharded.Shares:
-    """Update G; return each group's share of <G, d> and s <g0, d>, where d = -dtheta."""
-    shares = sharded.Shares(opt.param_groups[0]["gamma"], len(tuned_groups(opt)), 2)
+    """Update G; return each group's share of <G, d>, s <g0, d> and |d|^2, where d = -dtheta."""
+    shares = sharded.Shares(opt.param_groups[0]["gamma"], len(tuned_groups(opt)), 3)
     measured: set[int] = set()
     for part in parts:
+        if is_still(part.group, part.params):
+            continue
         grads = _gradient_of_J(opt, part, scaling)
         pairs = [
             (opt.state[p], g)
@@ -289,10 +292,12 @@ def _measure(opt: "StepTuned", parts: list[Part], scaling: Scaling | None) -> sh
             )
             measured.update(map(id, states))
     for group in opt.param_groups:
+        counts = unless_still(group, None)
         for p in group["params"]:
             state = opt.state.get(p)
             if state and "G" in state and id(state) not in measured:
-                flat.fade(sharded.local(state["G"]), group["beta"], None)
+                G = sharded.local(state["G"])
+                flat.fade(G, group["beta"], None if counts is None else counts.to(G.device))
                 if state["held"]:
                     share = _sums_without_gradient(group, state)
                     shares.add(sharded.place(p), in_row(opt, group, share))
@@ -315,14 +320,26 @@ def _average(group: dict[str, Any], states: list[dict[str, Any]], g1: list[Tenso
     finite = torch.isfinite(flat.square(dg).to(dg[0].dtype))
     for d in dg:
         d.masked_fill_(~finite, 0.0)
-    torch._foreach_lerp_(G, dg, 1 - group["beta"])
-    return _sums(group, torch.where(finite, flat.inner(G, dtheta), torch.nan), slope)
+    valid = None if flat.is_on_host(G) else unless_still(group, None)
+    _mix(G, dg, 1 - group["beta"], valid)
+    along = torch.where(finite, flat.inner(G, dtheta), torch.nan)
+    return _sums(group, along, slope, flat.square(dtheta))
+
+
+def _mix(G: list[Tensor], dg: list[Tensor], share: float, valid: Tensor | None) -> None:
+    """G += share (dg - G), unless ``valid`` is given and false. Overwrites dg."""
+    if valid is None:
+        torch._foreach_lerp_(G, dg, share)
+        return
+    torch._foreach_sub_(dg, G)
+    torch._foreach_mul_(dg, valid.to(dg[0]) * share)
+    torch._foreach_add_(G, dg)
 
 
 def _sums_without_gradient(group: dict[str, Any], state: dict[str, Any]) -> Tensor:
     """The sums of a parameter that has no gradient in the second pass."""
     G, g0, dtheta = (_local([state], name) for name in ("G", "g0", "displacement"))
-    return _sums(group, flat.inner(G, dtheta), flat.inner(g0, dtheta))
+    return _sums(group, flat.inner(G, dtheta), flat.inner(g0, dtheta), flat.square(dtheta))
 
 
 def _local(states: list[dict[str, Any]], name: str) -> list[Tensor]:
@@ -330,7 +347,13 @@ def _local(states: list[dict[str, Any]], name: str) -> list[Tensor]:
     return [sharded.local(state[name]) for state in states]
 
 
-def _sums(group: dict[str, Any], along: Tensor, slope: Tensor) -> Tensor:
-    """<G, d> and s <g0, d> with d = -dtheta, from <G, dtheta> and <g0, dtheta>."""
+def _sums(group: dict[str, Any], along: Tensor, slope: Tensor, square: Tensor) -> Tensor:
+    """<G, d>, s <g0, d> and |d|^2 with d = -dtheta, from <G, dtheta> and <g0, dtheta>."""
     moved, step = (group[name].to(along.device) for name in ("moved", "effective_lr"))
-    return along_displacement(torch.stack((along, -moved * slope)), group, step)
+    return torch.stack((-along * step if group["divided"] else -along, -moved * slope, square))
+
+
+def _per_length(sums: Tensor) -> Tensor:
+    """<G, d> and s <g0, d>, divided by |d|^2: the first is then the curvature."""
+    square = sums[:, 2:]
+    return sums[:, :2] / torch.where(square > 0, square, 1.0)
