@@ -167,7 +167,7 @@ def test_gcc_and_clang_give_the_same_bits(compiler, tmp_path, monkeypatch):
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999])
 def test_gamma_computed_in_floats_has_the_bits_of_the_tensors(beta):
     """Both forms of `_tune`, over measurements of all kinds."""
-    options = {"beta": beta, "nu": 1.7, "bounds": (0.3, 5.0), "relative": False}
+    options = {"beta": beta, "nu": 1.7, "bounds": (0.3, 5.0), "relative": False, "divided": False}
     opt = StepTunedSGD([torch.zeros(1, requires_grad=True)])
     counts = {"k": 0, "single": 0}
     floats, tensors = (
