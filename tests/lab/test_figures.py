@@ -1,6 +1,7 @@
 """Figures are readable: styles, limits, many methods, seeds and runs that never arrive."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ def steep_records(spec):
     more = {"accuracy": lambda s: 0.6 + s / 10 if s > 0.05 else 0.01}
     if spec.method != "sgd":
         for part in ("low", "median", "high"):
-            more |= {f"{key} {part}": lambda s: 1 - s / 4 if s > start else 0.03 for key in GAMMAS}
+            factor = {"low": 0.9, "median": 1.0, "high": 1.1}[part]
+            value = partial(lambda f, s: f * (1 - s / 4) if s > start else 0.03, factor)
+            more |= dict.fromkeys((f"{key} {part}" for key in GAMMAS), value)
     return records_of(spec, lambda s: 2 - s if s > start else 1000.0, 100, **more)
 
 
@@ -109,7 +112,10 @@ def test_curves_of_variants_have_no_seeds_where_there_are_many(tmp_path):
     few = replace(outcome, groups=outcome.groups[:4])
     several = replace(outcome, groups=outcome.groups[:6])
     for shown, bands, thin in ((few, 4, 12), (several, 0, 6)):
-        axis = drawn(shown, found)["training loss J"]
+        axes = drawn(shown, found)
+        quartiles = [band.get_label().split()[-1] for band in axes["raw gamma"].collections]
+        assert quartiles == ["step-tuned-sgd", "quick-0"][: 2 if shown is few else 1]
+        axis = axes["training loss J"]
         assert len(axis.collections) == bands
         assert sum(line.get_linewidth() < 1 for line in axis.lines) == thin
         assert sum(line.get_linewidth() > 1 for line in axis.lines) == len(shown.groups)

@@ -1,6 +1,6 @@
 """Drawing on one axis of a figure: curves of seeds with their spread, gamma with its bounds."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ X = Callable[[dict[str, Any]], float]
 """The position of a log record on the x axis."""
 Spread = Literal["band", "lines", "none"]
 """What is drawn of the seeds besides their median."""
+FEW = 4
+"""Up to so many methods, bands do not hide the curves of others."""
 LEFT_OUT = {"log": 0.02, "linear": 0.1}
 """The first part of a run, which may leave the axis: it would stretch it. A linear axis has even
 less room for a steep start."""
@@ -54,6 +56,13 @@ class Series:
         return {seed: [record.get(key) for record in log] for seed, log in self.logs.items()}
 
 
+def spread_of(series: Series, methods: Sequence[Series]) -> Spread:
+    """What is drawn of the spread of a method next to other methods."""
+    if len(methods) <= FEW:
+        return "band"
+    return "none" if series.is_variant else "lines"
+
+
 def draw_seeds(
     axis: Axes,
     series: Series,
@@ -80,10 +89,11 @@ def draw_seeds(
     axis.plot(at, band.middle, **style, linewidth=1.6, label=label, zorder=_order(series))
 
 
-def draw_quartiles(axis: Axes, series: Iterable[Series], measure: Measure, x: X) -> None:
+def draw_quartiles(axis: Axes, series: Sequence[Series], measure: Measure, x: X) -> None:
     """Gamma or raw gamma of every tuned method: median, quartiles and bounds.
 
-    A constant gamma is a thin line. Older logs, which have no quartiles, show gamma itself.
+    Next to many methods, a variant has no quartiles. A constant gamma is a thin line. Older logs,
+    which have no quartiles, show gamma itself.
     """
     bands: list[Band] = []
     bounds: list[tuple[str, Bounds]] = []
@@ -94,7 +104,8 @@ def draw_quartiles(axis: Axes, series: Iterable[Series], measure: Measure, x: X)
         if one.tuned_bounds is not None:
             bounds.append((one.colour, one.tuned_bounds))
         if band.quartiles:
-            bands.append(_draw_band(axis, one, measure, band, x))
+            filled = spread_of(one, series) != "none"
+            bands.append(_draw_band(axis, one, measure, band, x, filled))
         else:
             draw_seeds(axis, one, one.values(measure.key), x, labelled=False)
     set_scale(axis, measure)
@@ -103,17 +114,25 @@ def draw_quartiles(axis: Axes, series: Iterable[Series], measure: Measure, x: X)
         plain_ticks(axis)
     draw_bounds(axis, bounds)
     if bands:
-        note = "line: median, band: quartiles between log records"
+        note = "line: median, band: quartiles" if len(axis.collections) else "line: median"
+        note += " between log records"
         negative = "; nu at negative curvature" if measure.key == "raw gamma" else ""
         axis.set_title(f"{note}{negative}", fontsize=6, loc="left", pad=2)
 
 
-def _draw_band(axis: Axes, series: Series, measure: Measure, band: Band, x: X) -> Band:
+def _draw_band(
+    axis: Axes,
+    series: Series,
+    measure: Measure,
+    band: Band,
+    x: X,
+    filled: bool,
+) -> Band:
     """Draw quartiles. Returns what the axis has to show of them."""
     seeds = [seed for seed, log in series.logs.items() if any(measure.middle in r for r in log)]
     at = _positions(series, seeds, band, x)
     colour, name = series.colour, f"{measure.key} {{}} {series.name}"
-    if band.varies:
+    if band.varies and filled:
         alpha = 0.25 if measure.key == "gamma" else 0.15
         label = f"_{name.format('quartiles')}"
         style: dict[str, Any] = {"color": colour, "alpha": alpha, "linewidth": 0}

@@ -23,8 +23,8 @@ from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.rate import rate_of
 from steptuned.lab.report.axes import (
+    FEW,
     Series,
-    Spread,
     X,
     brief,
     draw_quartiles,
@@ -32,6 +32,7 @@ from steptuned.lab.report.axes import (
     plain_ticks,
     set_scale,
     share_limits,
+    spread_of,
 )
 from steptuned.lab.report.bands import Array
 from steptuned.lab.report.gamma import bounds_of
@@ -59,8 +60,8 @@ def style_of(group: Group, index: int) -> tuple[str, str]:
 
 RATE_COLOURS = ("#3B0F70", "#A3307E", "#E8625A", "#999933")
 """One for each delta, from dark to light. They are all the same method, so none is a method's."""
-FEW, MANY = 4, 8
-"""Up to so many methods: each with a band of its seeds; in one column."""
+MANY = 8
+"""Up to so many methods are in one column."""
 LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 3.5}
 
 Draw = Callable[[str, list[Outcome], Results], Figure]
@@ -287,7 +288,8 @@ def loss_test_gamma(name: str, outcomes: list[Outcome], results: Results) -> Fig
         for axes, (family, part) in zip(drawn, parts.items(), strict=True):
             experiment = part.experiment
             note = _draw_column(axes, rows, part, results, lambda r: r["bp"])
-            title = [brief(f"{experiment.name}: {experiment.title}", 90), size_of(experiment)]
+            title = textwrap.wrap(brief(f"{experiment.name}: {experiment.title}", 90), 64)
+            title += [size_of(experiment)]
             title += [f"{METHODS[family].label} and variants"] if family else []
             axes[0].set_title("\n".join([*title, note]), fontsize=8)
             axes[-1].set(xlabel=f"back-propagations ({per_epoch(part)} per epoch)")
@@ -348,22 +350,21 @@ def _draw_column(
 ) -> str:
     """One column of a figure, with its legend below. Returns what its lines show."""
     methods = series_of(outcome, results.records)
-    few = len(methods) <= FEW
     for axis, row in zip(axes, rows, strict=True):
         measure = next((m for m in row if _logged(m, [outcome], results)), row[0])
         if measure.quartiles:
             draw_quartiles(axis, methods, measure, x)
         else:
             for series in methods:
-                spread: Spread = "band" if few else "none" if series.is_variant else "lines"
-                draw_seeds(axis, series, series.values(measure.key), x, measure is LOSS, spread)
+                values, spread = series.values(measure.key), spread_of(series, methods)
+                draw_seeds(axis, series, values, x, measure is LOSS, spread)
             set_scale(axis, measure)
         axis.set(ylabel=measure.label)
     handles, labels = axes[0].get_legend_handles_labels()
     below = (0.5, -0.5 / rows[-1][0].height)
     style: dict[str, Any] = {**LEGEND, "fontsize": 6.5, "loc": "upper center"}
     axes[-1].legend(handles, labels, bbox_to_anchor=below, ncols=legend_columns, **style)
-    if few:
+    if len(methods) <= FEW:
         return "line: median of the seeds, band: all seeds"
     but = " (not of variants)" * any(series.is_variant for series in methods)
     return f"thick: median of the seeds, thin: each seed{but}"
