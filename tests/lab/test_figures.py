@@ -179,8 +179,9 @@ def test_an_instance_without_runs_is_not_one_that_never_arrives(instances):
     assert numbers["armijo"][2] is None
 
 
-def test_the_data_of_a_figure_have_its_lines_bands_and_points(instances, tmp_path):
-    figure = figures.make("mine", *([instances[0]], instances[1]))
+def test_the_data_of_a_figure_have_its_lines_bands_and_points(instances):
+    outcome, found = instances
+    figure = figures.make("mine", [outcome], found)
     (axis,) = figures.data_of(figure)
     assert [len(area["x"]) for area in axis["areas"]][-2:] == [1, 2], "points of Armijo"
     figure, axis = plt.subplots()

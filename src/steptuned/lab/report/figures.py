@@ -58,7 +58,7 @@ def style_of(group: Group, index: int) -> tuple[str, str]:
     return own or (SPARE[spare], ("-.", ":", "--")[again % 3])
 
 
-RATE_COLOURS = ("#3B0F70", "#A3307E", "#E8625A", "#999933")
+RATE_COLOURS = ("#6A3D9A", "#B0357E", "#E8625A", "#999933")
 """One for each delta, from dark to light. They are all the same method, so none is a method's."""
 MANY = 8
 """Up to so many methods are in one column."""

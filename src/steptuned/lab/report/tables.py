@@ -175,6 +175,7 @@ def _instances(outcome: Outcome, results: Results) -> Table:
     soonest = outcome.experiment.selection.rule == "soonest"
     numbers = (instances_to_level if soonest else ends)(outcome, results)
     level = f"iterations to J* + {outcome.experiment.selection.within:g}"
+    level += f" (never: {never(outcome):g}, as in claim 1)"
     what = level if soonest else f"{LOSS.name} at the end"
     base = "sgd" if "sgd" in numbers else next(iter(numbers))
     columns = ["method", "reached" if soonest else "finished", "median (quartiles)"]
