@@ -14,11 +14,11 @@ from test_report import LAYOUT, PLOTTED, browser, data_of, fill_own, opened, pag
 GAMMA = BY_KEY["gamma"]
 
 
-def test_the_band_of_seeds_is_their_mean_between_smallest_and_largest():
-    band = over_seeds([[1.0, 2.0, 3.0], [3.0, 4.0, 8.0]])
+def test_the_band_of_seeds_is_their_median_between_smallest_and_largest():
+    band = over_seeds([[1.0, 2.0, 3.0], [3.0, 4.0, 8.0], [1.5, 2.5, 3.5]])
     assert band.records.tolist() == [0, 1, 2]
     assert (band.low.tolist(), band.high.tolist()) == ([1, 2, 3], [3, 4, 8])
-    assert band.middle.tolist() == [2, 3, 5.5]
+    assert band.middle.tolist() == [1.5, 2.5, 3.5]
     assert not band.quartiles
 
 
@@ -46,14 +46,14 @@ def test_older_logs_have_the_band_of_gamma_itself():
     assert band_of([[{"gamma": 1.0}]], LOSS) is None
 
 
-def test_the_page_has_the_mean_and_the_range_of_the_seeds(tmp_path):
+def test_the_page_has_the_median_and_the_range_of_the_seeds(tmp_path):
     fill_own(tmp_path)
     page_of(tmp_path)
     (panel,) = data_of(tmp_path)["panels"]
     for line in panel["lines"]:
         losses = np.array([y["loss"] for y in line["y"]])
         band = line["bands"]["loss"]
-        assert band["middle"] == pytest.approx(losses.mean(0), rel=1e-6)
+        assert band["middle"] == pytest.approx(np.median(losses, axis=0), rel=1e-6)
         assert band["low"] == pytest.approx(losses.min(0), rel=1e-6)
         assert band["high"] == pytest.approx(losses.max(0), rel=1e-6)
         assert line["mean_x"]["bp"] == line["x"][0]["bp"]
@@ -71,7 +71,7 @@ def test_the_page_draws_the_band_up_to_the_end_of_the_shortest_seed(browser, tmp
     assert band["middle"][9:] == [None] * (len(band["middle"]) - 9)
     page = opened(browser, (tmp_path / "report" / "index.html").resolve().as_uri())
     lengths = [len(y) for y in page.evaluate(PLOTTED, "y")[:4]]
-    assert lengths == [31, 9, 9, 9], "the longer seed, then low, high and mean"
+    assert lengths == [31, 9, 9, 9], "the longer seed, then low, high and median"
     assert page.evaluate(LAYOUT, "yaxis")["type"] == "log"
     assert page.troubles == []
     page.context.close()

@@ -153,7 +153,8 @@ def test_a_constant_gamma_is_a_thin_line_without_band_bounds_or_raw_gamma(new):
     axes = drawn(*new)
     line = lines_of(axes["gamma"])["_gamma median constant"]
     assert set(line.get_ydata()) == {1.0}
-    assert line.get_linewidth() < 1
+    tuned = lines_of(axes["gamma"])["_gamma median step-tuned-sgd"]
+    assert line.get_linewidth() < tuned.get_linewidth()
     assert not any("constant" in name for name in bands_of(axes["gamma"]))
     raw = {**lines_of(axes["raw gamma"]), **bands_of(axes["raw gamma"])}
     assert not any("constant" in name for name in raw)

@@ -30,6 +30,10 @@ def test_the_rate_is_found_and_judged_as_an_upper_bound(exponent, verdict):
     assert fit.low <= fit.slope + 0.01
     assert fit.slope - 0.01 <= fit.high
     assert fit.verdict == verdict
+    low, high = fit.band
+    assert (low <= fit.smallest).mean() > 0.9
+    assert (fit.smallest <= high).mean() > 0.9
+    assert (low < high).all()
 
 
 def test_a_rate_is_not_judged_before_the_gradient_has_decreased():

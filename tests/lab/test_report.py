@@ -19,6 +19,8 @@ from processes import PATIENCE
 from steptuned.lab.claims.verdicts import CLAIMS
 from steptuned.lab.experiment import load_all
 from steptuned.lab.report import writing
+from steptuned.lab.report.results import published
+from steptuned.lab.report.tables import SYMBOLS
 from steptuned.lab.report.view import thin, view_of
 from steptuned.lab.results import Results
 from steptuned.lab.run import execute, folder_of
@@ -274,6 +276,19 @@ def test_an_empty_store_gives_a_page_that_says_so(tmp_path):
     page = page_of(tmp_path)
     assert "0 runs" in page
     assert page.count('class="verdict not-run"') == len(CLAIMS) + 1, "and the count of them"
+
+
+def test_verdicts_have_symbols_and_the_packaged_ones_are_beside_them(tmp_path):
+    (tmp_path / "runs").mkdir()
+    page = page_of(tmp_path)
+    for one in published():
+        symbol = f"{SYMBOLS[one['verdict']]} {one['verdict']}"
+        size = f"({one['n']} {one['pairs']}, {', '.join(one['scales'])})" if one["n"] else ""
+        row = next(row for row in page.split("<tr>") if row.startswith(f"<td>{one['number']}<"))
+        packaged = re.sub("<.*?>", "", row.split('<td class="packaged">')[1].split("</td>")[0])
+        assert " ".join(packaged.split()) == f"{symbol} {size}".strip()
+    own = " ".join(page.split()).count('not-run">· not run</span>')
+    assert own == len(CLAIMS) + 1, "the verdicts on this store have symbols too"
 
 
 def test_table_2_and_the_claims_are_on_the_page_and_beside_it(folder):

@@ -10,6 +10,7 @@ from steptuned.lab.results import Results
 from steptuned.lab.search import Group
 
 Array = NDArray[np.float64]
+INTERVAL = (0.025, 0.975)
 
 
 @dataclass
@@ -22,6 +23,8 @@ class Rate:
     slope: float
     low: float
     high: float
+    band: tuple[Array, Array]
+    """A 95 % interval of the smallest values, for each k."""
 
     @property
     def bound(self) -> float:
@@ -63,13 +66,15 @@ def rate_of(
     k, squares = k[keep], squares[:, keep]
     fitted = k >= k[-1] / 10**decades
 
-    def slope(sample: Array) -> float:
-        smallest = np.minimum.accumulate(sample.mean(0))
-        return float(np.polyfit(np.log(k[fitted]), np.log(smallest[fitted]), 1)[0])
+    def smallest(sample: Array) -> Array:
+        return np.minimum.accumulate(sample.mean(0))
+
+    def slope(curve: Array) -> float:
+        return float(np.polyfit(np.log(k[fitted]), np.log(curve[fitted]), 1)[0])
 
     generator, n = np.random.default_rng(0), len(squares)
-    slopes = [slope(squares[generator.integers(n, size=n)]) for _ in range(resamples)]
-    low, high = np.quantile(slopes, (0.025, 0.975))
-    smallest = np.minimum.accumulate(squares.mean(0))
-    delta = group.winner.hyper["delta"]
-    return Rate(delta, k, smallest, slope(squares), float(low), float(high))
+    curves = [smallest(squares[generator.integers(n, size=n)]) for _ in range(resamples)]
+    low, high = np.quantile([slope(curve) for curve in curves], INTERVAL)
+    lows, highs = np.quantile(curves, INTERVAL, axis=0)
+    delta, found = group.winner.hyper["delta"], smallest(squares)
+    return Rate(delta, k, found, slope(found), float(low), float(high), (lows, highs))

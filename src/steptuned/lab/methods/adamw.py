@@ -15,6 +15,7 @@ class AdamW(Method):
     name: ClassVar[str] = "adamw"
     label: ClassVar[str] = "AdamW"
     colour: ClassVar[str] = "#CC79A7"
+    family: ClassVar[str] = "adamw"
 
     lr: float = 0.001
     delta: float = 0.001

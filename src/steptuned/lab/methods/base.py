@@ -34,6 +34,9 @@ class Method(Options):
     """Its line style in figures, as Matplotlib writes it."""
     variants: ClassVar[dict[str, tuple[str, str]]] = {}
     """Colours and lines of entries that run this method under another name."""
+    family: ClassVar[str] = ""
+    """The method it is a variant of, or its own name if it has variants. A figure with many
+    methods has one column per family."""
     full_batch: ClassVar[bool] = False
     """Whether each step uses all of the data."""
     logs_gamma: ClassVar[bool] = False

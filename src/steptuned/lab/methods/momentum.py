@@ -15,6 +15,7 @@ class Momentum(Method):
     name: ClassVar[str] = "momentum"
     label: ClassVar[str] = "SGD with momentum"
     colour: ClassVar[str] = "#E69F00"
+    family: ClassVar[str] = "momentum"
 
     lr: float = 0.1
     delta: float = 0.001

@@ -15,6 +15,11 @@ class SGD(Method):
     name: ClassVar[str] = "sgd"
     label: ClassVar[str] = "SGD"
     colour: ClassVar[str] = "#000000"
+    variants: ClassVar[dict[str, tuple[str, str]]] = {
+        "finer": ("#117733", "--"),
+        "twice": ("#3A9C8C", ":"),
+    }
+    family: ClassVar[str] = "sgd"
 
     lr: float = 0.1
     delta: float = 0.001

@@ -14,7 +14,7 @@ class StepTunedAdamW(Tuned, AdamW):
         "step-tuned-adamw-1": ("#762A83", "-"),
         "step-tuned-adamw-4": ("#762A83", "--"),
         "step-tuned-adamw-16": ("#762A83", ":"),
-        "step-tuned-adamw-absolute-1": ("#C2A5CF", "-"),
-        "step-tuned-adamw-absolute-4": ("#C2A5CF", "--"),
-        "step-tuned-adamw-absolute-16": ("#C2A5CF", ":"),
+        "step-tuned-adamw-absolute-1": ("#117733", "-"),
+        "step-tuned-adamw-absolute-4": ("#117733", "--"),
+        "step-tuned-adamw-absolute-16": ("#117733", ":"),
     }

@@ -14,7 +14,7 @@ class StepTunedMomentum(Tuned, Momentum):
         "step-tuned-momentum-1": ("#A6611A", "-"),
         "step-tuned-momentum-4": ("#A6611A", "--"),
         "step-tuned-momentum-16": ("#A6611A", ":"),
-        "step-tuned-momentum-absolute-1": ("#DFA65E", "-"),
-        "step-tuned-momentum-absolute-4": ("#DFA65E", "--"),
-        "step-tuned-momentum-absolute-16": ("#DFA65E", ":"),
+        "step-tuned-momentum-absolute-1": ("#117733", "-"),
+        "step-tuned-momentum-absolute-4": ("#117733", "--"),
+        "step-tuned-momentum-absolute-16": ("#117733", ":"),
     }

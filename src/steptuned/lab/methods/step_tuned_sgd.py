@@ -16,7 +16,11 @@ class StepTunedSGDMethod(Method):
     colour: ClassVar[str] = "#0072B2"
     variants: ClassVar[dict[str, tuple[str, str]]] = {
         "step-tuned-sgd-default-bounds": ("#56B4E9", "-"),
+        "constant-05": ("#CC6677", "-."),
+        "constant-1": ("#999933", "-."),
+        "constant-2": ("#882255", "-."),
     }
+    family: ClassVar[str] = "sgd"
     logs_gamma: ClassVar[bool] = True
     stepping: ClassVar[type[SinglePass]] = TwoPasses
 

@@ -12,11 +12,11 @@ from steptuned.lab.problems.base import Problem
 class StepTunedVariant(StepTunedSGDMethod):
     name: ClassVar[str] = "step-tuned-variant"
     label: ClassVar[str] = "Step-Tuned SGD, T = 4"
-    colour: ClassVar[str] = "#56B4E9"
+    colour: ClassVar[str] = "#882255"
     line: ClassVar[str] = "--"
     variants: ClassVar[dict[str, tuple[str, str]]] = {
-        "every-4": ("#56B4E9", "--"),
-        "every-16": ("#56B4E9", ":"),
+        "every-4": ("#882255", "--"),
+        "every-16": ("#882255", ":"),
         "relative": ("#009E73", "-"),
         "relative-4": ("#009E73", "--"),
         "relative-16": ("#009E73", ":"),

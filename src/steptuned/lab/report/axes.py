@@ -1,8 +1,8 @@
-"""Drawing on one axis of a figure: curves of seeds with their band, gamma with its bounds."""
+"""Drawing on one axis of a figure: curves of seeds with their spread, gamma with its bounds."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,11 +10,18 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from steptuned.lab.curves import Records
 from steptuned.lab.measures import Measure
-from steptuned.lab.report.bands import Band, Values, band_of, over_seeds
+from steptuned.lab.report.bands import Array, Band, Values, band_of, over_seeds
 from steptuned.lab.report.gamma import Bounds, is_fixed, limits
 
 X = Callable[[dict[str, Any]], float]
 """The position of a log record on the x axis."""
+Spread = Literal["band", "lines", "none"]
+"""What is drawn of the seeds besides their median."""
+FEW = 4
+"""Up to so many methods, bands do not hide the curves of others."""
+LEFT_OUT = {"log": 0.02, "linear": 0.1}
+"""The first part of a run, which may leave the axis: it would stretch it. A linear axis has even
+less room for a steep start."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class Series:
     """How many seeds the experiment asks for."""
     bounds: Bounds | None = None
     """m and M of the chosen hyper-parameters, for methods that have them."""
+    is_variant: bool = False
+    """Whether the entry runs a method under another name."""
 
     @property
     def tuned_bounds(self) -> Bounds | None:
@@ -47,33 +56,44 @@ class Series:
         return {seed: [record.get(key) for record in log] for seed, log in self.logs.items()}
 
 
+def spread_of(series: Series, methods: Sequence[Series]) -> Spread:
+    """What is drawn of the spread of a method next to other methods."""
+    if len(methods) <= FEW:
+        return "band"
+    return "none" if series.is_variant else "lines"
+
+
 def draw_seeds(
     axis: Axes,
     series: Series,
     curves: Mapping[int, Values],
     x: X,
     labelled: bool,
+    spread: Spread = "band",
 ) -> None:
-    """One thin line per seed, the band from the smallest to the largest, and the mean on top."""
+    """The median of the seeds, over thin lines of the seeds and a band from smallest to largest."""
     curves = {seed: curve for seed, curve in curves.items() if any(map(_finite, curve))}
     label = _legend_label(series, len(curves)) if labelled else None
     style: dict[str, Any] = {"color": series.colour, "linestyle": series.line}
-    for seed, curve in curves.items():
+    thin: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.4, "zorder": 2}
+    for seed, curve in curves.items() if spread != "none" else ():
         points = [(x(r), v) for r, v in zip(series.logs[seed], curve, strict=True) if _finite(v)]
-        axis.plot(*np.array(points).reshape(-1, 2).T, **style, linewidth=0.4, alpha=0.3, zorder=2)
+        axis.plot(*np.array(points).reshape(-1, 2).T, **style, **thin)
     band = over_seeds(list(curves.values()))
     if band is None:
         axis.plot([], [], **style, label=label)
         return
     at = _positions(series, list(curves), band, x)
-    axis.fill_between(at, band.low, band.high, color=series.colour, alpha=0.1, linewidth=0)
-    axis.plot(at, band.middle, **style, linewidth=1.6, label=label, zorder=3)
+    if spread == "band":
+        axis.fill_between(at, band.low, band.high, color=series.colour, alpha=0.1, linewidth=0)
+    axis.plot(at, band.middle, **style, linewidth=1.6, label=label, zorder=_order(series))
 
 
-def draw_quartiles(axis: Axes, series: Iterable[Series], measure: Measure, x: X) -> None:
+def draw_quartiles(axis: Axes, series: Sequence[Series], measure: Measure, x: X) -> None:
     """Gamma or raw gamma of every tuned method: median, quartiles and bounds.
 
-    A constant gamma is a thin line. Older logs, which have no quartiles, show gamma itself.
+    Next to many methods, a variant has no quartiles. A constant gamma is a thin line. Older logs,
+    which have no quartiles, show gamma itself.
     """
     bands: list[Band] = []
     bounds: list[tuple[str, Bounds]] = []
@@ -84,8 +104,8 @@ def draw_quartiles(axis: Axes, series: Iterable[Series], measure: Measure, x: X)
         if one.tuned_bounds is not None:
             bounds.append((one.colour, one.tuned_bounds))
         if band.quartiles:
-            bands.append(band)
-            _draw_band(axis, one, measure, band, x)
+            filled = spread_of(one, series) != "none"
+            bands.append(_draw_band(axis, one, measure, band, x, filled))
         else:
             draw_seeds(axis, one, one.values(measure.key), x, labelled=False)
     set_scale(axis, measure)
@@ -94,22 +114,37 @@ def draw_quartiles(axis: Axes, series: Iterable[Series], measure: Measure, x: X)
         plain_ticks(axis)
     draw_bounds(axis, bounds)
     if bands:
-        note = "line: median, band: quartiles between log records"
+        note = "line: median, band: quartiles" if len(axis.collections) else "line: median"
+        note += " between log records"
         negative = "; nu at negative curvature" if measure.key == "raw gamma" else ""
         axis.set_title(f"{note}{negative}", fontsize=6, loc="left", pad=2)
 
 
-def _draw_band(axis: Axes, series: Series, measure: Measure, band: Band, x: X) -> None:
+def _draw_band(
+    axis: Axes,
+    series: Series,
+    measure: Measure,
+    band: Band,
+    x: X,
+    filled: bool,
+) -> Band:
+    """Draw quartiles. Returns what the axis has to show of them."""
     seeds = [seed for seed, log in series.logs.items() if any(measure.middle in r for r in log)]
     at = _positions(series, seeds, band, x)
     colour, name = series.colour, f"{measure.key} {{}} {series.name}"
-    if band.varies:
+    if band.varies and filled:
         alpha = 0.25 if measure.key == "gamma" else 0.15
         label = f"_{name.format('quartiles')}"
         style: dict[str, Any] = {"color": colour, "alpha": alpha, "linewidth": 0}
         axis.fill_between(at, band.low, band.high, label=label, **style)
-    width, label = 1.6 if band.varies else 0.8, f"_{name.format('median')}"
-    axis.plot(at, band.middle, series.line, color=colour, linewidth=width, label=label, zorder=3)
+    style = {"color": colour, "linewidth": 1.6 if band.varies else 1.0, "zorder": _order(series)}
+    axis.plot(at, band.middle, series.line, label=f"_{name.format('median')}", **style)
+    return band.where(np.array(at) >= LEFT_OUT["log"] * max(at, default=0))
+
+
+def _order(series: Series) -> float:
+    """Broken lines lie over solid ones, which they would otherwise disappear under."""
+    return 3 if series.line == "-" else 3.5
 
 
 def draw_bounds(axis: Axes, bounds: Sequence[tuple[str, Bounds]]) -> None:
@@ -119,7 +154,8 @@ def draw_bounds(axis: Axes, bounds: Sequence[tuple[str, Bounds]]) -> None:
             colours = [colour for colour, pair in bounds if pair[i] == value]
             colour = colours[0] if len(colours) == 1 < len(bounds) else "0.35"
             text = f"{letter} = {value:g}"
-            axis.axhline(value, color=colour, linewidth=0.8, linestyle=":", label=f"_{text}")
+            style: dict[str, Any] = {"linewidth": 0.8, "linestyle": ":", "zorder": 1}
+            axis.axhline(value, color=colour, label=f"_{text}", **style)
             axis.annotate(
                 text,
                 (1, value),
@@ -134,17 +170,47 @@ def draw_bounds(axis: Axes, bounds: Sequence[tuple[str, Bounds]]) -> None:
 
 
 def set_scale(axis: Axes, measure: Measure) -> None:
-    """The scale of the y axis. An axis without a positive value cannot be logarithmic."""
-    drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axis.lines]
-    if not any(len(values) for values in drawn):
+    """The scale and the limits of the y axis, from the lines drawn so far.
+
+    An axis without a positive value cannot be logarithmic.
+    """
+    drawn = [np.array(line.get_data(), dtype=float) for line in axis.lines]
+    x, y = np.concatenate([np.zeros((2, 0)), *drawn], axis=1)
+    if not len(x):
         axis.set(xticks=[], yticks=[])
         axis.text(0.5, 0.5, "no finished runs", transform=axis.transAxes, ha="center", color="0.4")
-    elif measure.axis == "share":
+        return
+    if measure.axis == "share":
         axis.set_ylim(-0.03, 1.03)
-    elif measure.axis == "log" and any((values > 0).any() for values in drawn):
-        axis.set_yscale("log")
-        low, high = axis.get_ylim()
-        if high / low < 100:
+        return
+    logarithmic = measure.axis == "log" and bool((y > 0).any())
+    axis.set_yscale("log" if logarithmic else "linear")
+    settled = y[x >= LEFT_OUT["log" if logarithmic else "linear"] * x.max()]
+    _show(axis, settled[settled > 0] if logarithmic else settled)
+    low, high = axis.get_ylim()
+    if logarithmic and high / low < 100:
+        plain_ticks(axis)
+
+
+def _show(axis: Axes, values: Array) -> None:
+    """Limits around these values, with a margin."""
+    if len(values) and values.min() < values.max():
+        transform = axis.yaxis.get_transform()
+        low, high = transform.transform(np.array([values.min(), values.max()]))
+        margin = 0.05 * (high - low)
+        axis.set_ylim(*transform.inverted().transform(np.array([low - margin, high + margin])))
+
+
+def share_limits(axes: Sequence[Axes]) -> None:
+    """Give axes the same limits, those that show what each of them shows."""
+    axes = [axis for axis in axes if any(np.size(line.get_xdata()) for line in axis.lines)]
+    if len(axes) < 2:
+        return
+    low = min(axis.get_ylim()[0] for axis in axes)
+    high = max(axis.get_ylim()[1] for axis in axes)
+    for axis in axes:
+        axis.set_ylim(low, high)
+        if axis.get_yscale() == "log" and high / low < 100:
             plain_ticks(axis)
 
 
@@ -152,7 +218,8 @@ def plain_ticks(axis: Axes, which: str = "y") -> None:
     """Numbers like 0.5 on a log axis, closer together the less it spans."""
     low, high = axis.get_ylim() if which == "y" else axis.get_xlim()
     ticks = axis.yaxis if which == "y" else axis.xaxis
-    subs = (1.0, 2.0, 5.0) if high / low < 100 else (1.0,)
+    closer = (1.0, 2.0, 3.0, 5.0, 7.0) if high / low < 12 else (1.0, 2.0, 5.0)
+    subs = closer if high / low < 100 else (1.0,)
     narrow = high / low < 4
     ticks.set_major_locator(
         MaxNLocator(6, steps=[1, 2, 5, 10]) if narrow else LogLocator(subs=subs)

@@ -32,9 +32,17 @@ class Band:
     def varies(self) -> bool:
         return bool((self.high > self.low).any())
 
+    def where(self, kept: NDArray[np.bool_]) -> "Band":
+        """The band at some of its records."""
+        low, middle, high = (curve[kept] for curve in (self.low, self.middle, self.high))
+        return Band(self.records[kept], low, middle, high, self.quartiles)
+
 
 def over_seeds(curves: Sequence[Values]) -> Band | None:
-    """The mean of the seeds, between the smallest and the largest. None without seeds."""
+    """The median of the seeds, between the smallest and the largest. None without seeds.
+
+    A mean would follow a single seed on a log axis.
+    """
     if not curves:
         return None
     values = _matrix(curves)
@@ -42,7 +50,7 @@ def over_seeds(curves: Sequence[Values]) -> Band | None:
     values = values[:, records]
     if not len(records):
         return None
-    return Band(records, values.min(0), values.mean(0), values.max(0))
+    return Band(records, values.min(0), np.median(values, axis=0), values.max(0))
 
 
 def of_quartiles(low: Sequence[Values], middle: Sequence[Values], high: Sequence[Values]) -> Band:

@@ -9,6 +9,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.rate import rate_of
 from steptuned.lab.report.axes import (
+    FEW,
     Series,
     X,
     brief,
@@ -29,30 +31,38 @@ from steptuned.lab.report.axes import (
     draw_seeds,
     plain_ticks,
     set_scale,
+    share_limits,
+    spread_of,
 )
+from steptuned.lab.report.bands import Array
 from steptuned.lab.report.gamma import bounds_of
-from steptuned.lab.report.instances import ends, instances_to_level
+from steptuned.lab.report.instances import ends, instances_to_level, never
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
-SPARE = ("#E69F00", "#56B4E9", "#CC79A7", "#F0E442")
-"""Colours of entries without a style of their own. Like those of the methods, they are Okabe and
-Ito's, which colour-blind readers can tell apart."""
+SPARE = ("#882255", "#117733", "#999933", "#AA4499", "#CC6677", "#3A9C8C")
+"""Colours of entries without a style of their own, after Tol's "muted". The colours of the methods
+are Okabe and Ito's. Colour-blind readers can tell both apart."""
 
 
 def style_of(group: Group, index: int) -> tuple[str, str]:
-    """Colour and line of an entry. No two of eight entries without a style look the same."""
+    """Colour and line of an entry. No two of 18 entries without a style look the same."""
     again, spare = divmod(index, len(SPARE))
     own = METHODS[group.entry.method].style(group.entry.name)
-    return own or (SPARE[spare], ("-.", ":")[again % 2])
+    return own or (SPARE[spare], ("-.", ":", "--")[again % 3])
 
 
-RATE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-"""One for each delta: they are all the same method."""
+RATE_COLOURS = ("#6A3D9A", "#B0357E", "#E8625A", "#999933")
+"""One for each delta, from dark to light. They are all the same method, so none is a method's."""
+MANY = 8
+"""Up to so many methods are in one column."""
+LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 3.5}
 
 Draw = Callable[[str, list[Outcome], Results], Figure]
 
@@ -93,7 +103,10 @@ def make(name: str, outcomes: list[Outcome], results: Results) -> Figure:
 
 
 def data_of(figure: Figure) -> list[dict[str, Any]]:
-    """The labelled lines of each axis as numbers, to four digits; all lines if none is labelled."""
+    """The labelled lines of each axis as numbers, to four digits; all lines if none is labelled.
+
+    Bands and points are there too, each as about 50 of its corners.
+    """
     found = []
     for axis in figure.axes:
         named = [line for line in axis.lines if not str(line.get_label()).startswith("_child")]
@@ -105,8 +118,20 @@ def data_of(figure: Figure) -> list[dict[str, Any]]:
             }
             for line in named or axis.lines
         ]
-        found.append({"axis": axis.get_ylabel(), "lines": lines})
+        areas = [
+            {"x": _digits(corners[:, 0]), "y": _digits(corners[:, 1])}
+            for corners in map(_corners, axis.collections)
+        ]
+        found.append({"axis": axis.get_ylabel(), "lines": lines, "areas": areas})
     return found
+
+
+def _corners(drawn: Any) -> Any:
+    """The points of a scatter plot, or some corners of a band."""
+    if isinstance(drawn, PathCollection):
+        return np.asarray(drawn.get_offsets())
+    corners = np.concatenate([path.vertices for path in drawn.get_paths()] or [np.zeros((0, 2))])
+    return corners[:: max(1, len(corners) // 50)]
 
 
 def _digits(values: Any) -> list[float | None]:
@@ -131,6 +156,10 @@ def single(figure: Callable[[Outcome, Results], Figure]) -> Draw:
     return drawn
 
 
+MATHEMATICS = {"grad J": "∇J", "theta_j": "θⱼ", "^2": "²"}
+"""How a figure writes what a title has in plain text."""
+
+
 def headline(figure: Figure, title: str, outcomes: list[Outcome]) -> None:
     """The title of the whole figure, with its scale if that is smaller than the paper's."""
     notes = {
@@ -139,6 +168,8 @@ def headline(figure: Figure, title: str, outcomes: list[Outcome]) -> None:
     }
     scale = outcomes[0].experiment.scale
     smaller = f" ({scale} scale: fewer data, a smaller grid or a smaller budget than scale paper)"
+    for plain, symbol in MATHEMATICS.items():
+        title = title.replace(plain, symbol)
     text = f"{brief(title, 160)}{notes.get(scale, smaller)}"
     width = int(15 * figure.get_figwidth())  # characters of this size per inch
     figure.suptitle("\n".join(textwrap.wrap(text, width)), fontsize=9)
@@ -148,8 +179,11 @@ def label_of(group: Group) -> str:
     """The label of a method with the hyper-parameters that were chosen for it."""
     if group.winner is None:
         return f"{group.entry.label}: no run finished"
+    bounds = bounds_of(group)  # as they were used: M is at least nu
     chosen = [
-        f"{key} {','.join(map(_short, value)) if isinstance(value, list) else _short(value)}"
+        f"{key} {bounds[0]:g} to {bounds[1]:g}"
+        if key == "bounds" and bounds
+        else f"{key} {_short(value)}"
         for key, value in group.winner.hyper.items()
         if len(group.entry.axes[key]) > 1 or (key == "lr" and group.entry.follows)
     ]
@@ -157,6 +191,8 @@ def label_of(group: Group) -> str:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(_short, value))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{value:g}" if is_number else str(value)
 
@@ -169,7 +205,8 @@ def series_of(outcome: Outcome, records: Callable[[Any], Records]) -> list[Serie
         logs = {seed: log for seed, spec in group.specs.items() if (log := records(spec))}
         seeds, bounds = outcome.experiment.seeds, bounds_of(group)
         label = label_of(group)
-        found.append(Series(group.entry.name, label, colour, line, logs, seeds, bounds))
+        name, is_variant = group.entry.name, group.entry.name != group.entry.method
+        found.append(Series(name, label, colour, line, logs, seeds, bounds, is_variant))
     return found
 
 
@@ -201,14 +238,15 @@ def distance_to_best(outcome: Outcome, results: Results) -> Figure:
     for series in series_of(outcome, results.records):
         losses = series.values("loss").items()
         curves = {seed: distances(values, outcome.star[0, seed]) for seed, values in losses}
-        draw_seeds(axis, series, curves, lambda r: r["bp"], labelled=True)
+        draw_seeds(axis, series, curves, lambda r: r["bp"], labelled=True, spread="lines")
     axis.axhline(outcome.experiment.selection.within, color="0.6", linewidth=0.8, linestyle=":")
     set_scale(axis, DISTANCE)
     axis.set(xlabel="iterations (back-propagations)", ylabel=DISTANCE.label, ylim=(1e-4, 1.5))
     after = outcome.experiment.selection.star_after
     iterations = f"{after.iterations if after else 0:,} iterations"
-    axis.set_title(f"J*: the best value of all methods after {iterations}", fontsize=8)
-    axis.legend(fontsize=7, frameon=False)
+    star = f"J*: the best value of all methods after {iterations}"
+    axis.set_title(f"{star}\nthick: median of the seeds, thin: each seed", fontsize=8)
+    axis.legend(fontsize=7, **LEGEND)
     return figure
 
 
@@ -226,24 +264,50 @@ def loss(outcome: Outcome, results: Results) -> Figure:
     epoch = per_epoch(outcome)
     rows = [[LOSS], *(row for row in _rows([outcome], results) if row[0].quartiles)]
     figure, axes = _grid(rows, 7.0, 1)
-    _draw_column(axes[:, 0], rows, outcome, results, lambda r: r["bp"] / epoch, legend_columns=2)
+    note = _draw_column(
+        axes[:, 0], rows, outcome, results, lambda r: r["bp"] / epoch, legend_columns=2
+    )
     axes[0, 0].set(ylabel=LOSS.name)
+    axes[0, 0].set_title(note, fontsize=6, loc="left", pad=2)
     axes[-1, 0].set(xlabel=f"epochs (of {epoch} back-propagations)")
     return figure
 
 
 def loss_test_gamma(name: str, outcomes: list[Outcome], results: Results) -> Figure:
-    """One column per panel: training losses, performance on the test data, and gamma."""
+    """One column per panel: training losses, performance on the test data, and gamma.
+
+    A panel with many methods has one column per family.
+    """
     rows = _rows(outcomes, results) or [[LOSS]]
-    figure, grid = _grid(rows, 3.4 + 3.6 * len(outcomes), len(outcomes))
-    for axes, outcome in zip(grid.T, outcomes, strict=True):
-        experiment = outcome.experiment
-        _draw_column(axes, rows, outcome, results, lambda r: r["bp"])
-        title = brief(f"{experiment.name}: {experiment.title}", 90)
-        axes[0].set_title(f"{title}\n{size_of(experiment)}", fontsize=8)
-        axes[-1].set(xlabel=f"back-propagations ({per_epoch(outcome)} per epoch)")
+    columns = [families(outcome) for outcome in outcomes]
+    width = sum(map(len, columns))
+    figure, grid = _grid(rows, 3.4 + 3.6 * width, width)
+    left = iter(grid.T)
+    for parts in columns:
+        drawn = [next(left) for _ in parts]
+        for axes, (family, part) in zip(drawn, parts.items(), strict=True):
+            experiment = part.experiment
+            note = _draw_column(axes, rows, part, results, lambda r: r["bp"])
+            title = textwrap.wrap(brief(f"{experiment.name}: {experiment.title}", 90), 64)
+            title += [size_of(experiment)]
+            title += [f"{METHODS[family].label} and variants"] if family else []
+            axes[0].set_title("\n".join([*title, note]), fontsize=8)
+            axes[-1].set(xlabel=f"back-propagations ({per_epoch(part)} per epoch)")
+        for same_row in zip(*drawn, strict=True):
+            share_limits(same_row)
     headline(figure, name, outcomes)
     return figure
+
+
+def families(outcome: Outcome) -> dict[str, Outcome]:
+    """The outcome by families of methods, if it has too many methods for one column."""
+    groups = first_instance(outcome)
+    if len(groups) <= MANY:
+        return {"": outcome}
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(METHODS[group.entry.method].family, []).append(group)
+    return {family: replace(outcome, groups=members) for family, members in found.items()}
 
 
 def _rows(outcomes: list[Outcome], results: Results) -> list[Row]:
@@ -283,8 +347,8 @@ def _draw_column(
     results: Results,
     x: X,
     legend_columns: int = 1,
-) -> None:
-    """One column of a figure, with its legend below."""
+) -> str:
+    """One column of a figure, with its legend below. Returns what its lines show."""
     methods = series_of(outcome, results.records)
     for axis, row in zip(axes, rows, strict=True):
         measure = next((m for m in row if _logged(m, [outcome], results)), row[0])
@@ -292,43 +356,57 @@ def _draw_column(
             draw_quartiles(axis, methods, measure, x)
         else:
             for series in methods:
-                draw_seeds(axis, series, series.values(measure.key), x, labelled=measure is LOSS)
+                values, spread = series.values(measure.key), spread_of(series, methods)
+                draw_seeds(axis, series, values, x, measure is LOSS, spread)
             set_scale(axis, measure)
         axis.set(ylabel=measure.label)
     handles, labels = axes[0].get_legend_handles_labels()
     below = (0.5, -0.5 / rows[-1][0].height)
-    style: dict[str, Any] = {"fontsize": 6.5, "frameon": False, "loc": "upper center"}
+    style: dict[str, Any] = {**LEGEND, "fontsize": 6.5, "loc": "upper center"}
     axes[-1].legend(handles, labels, bbox_to_anchor=below, ncols=legend_columns, **style)
+    if len(methods) <= FEW:
+        return "line: median of the seeds, band: all seeds"
+    but = " (not of variants)" * any(series.is_variant for series in methods)
+    return f"thick: median of the seeds, thin: each seed{but}"
 
 
 # ------------------------------------------------------------------------------- numbers of runs
 
 
 def instances(outcome: Outcome, results: Results) -> Figure:
-    """One point per instance, for each method."""
+    """One point per instance, for each method. Runs that never arrive are hollow, at the edge."""
     soonest = outcome.experiment.selection.rule == "soonest"
     table = instances_to_level(outcome, results) if soonest else ends(outcome, results)
+    limit = never(outcome) if soonest else np.inf
     figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
     labels = []
     for i, group in enumerate(first_instance(outcome)):
         numbers = table[group.entry.name]
         values = np.array([v for v in numbers if v is not None], dtype=float)
-        labels.append(f"{brief(group.entry.label, 40)}\n{len(values)} of {len(numbers)}")
-        colour = style_of(group, i)[0]
-        jitter = np.random.default_rng(i).uniform(-0.15, 0.15, len(values))
-        axis.scatter(values, i + jitter, s=14, color=colour, alpha=0.6)
-        if len(values):
-            low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
-            axis.plot([low, high], [i, i], color=colour, linewidth=3, alpha=0.5)
-            axis.plot(middle, i, "|", color=colour, markersize=18, markeredgewidth=2)
+        arrived = f"{int((values < limit).sum())} of {len(numbers)}"
+        labels.append(f"{brief(group.entry.label, 40)}\n{arrived}")
+        _draw_instances(axis, i, style_of(group, i)[0], values, limit)
     axis.set_yticks(range(len(labels)), labels, fontsize=8)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     to_level = f"iterations until J - J* < {outcome.experiment.selection.within}"
     at_end = f"{LOSS.name} at the end, mean of the seeds"
     axis.set(xscale="log", xlabel=to_level if soonest else at_end)
     plain_ticks(axis, "x")
-    axis.set_title("one point per instance; bar: quartiles, tick: median", fontsize=8)
+    note = "one point per instance; bar: quartiles, tick: median"
+    hollow = f"\nhollow: never, counted as {limit:g} iterations, as in claim 1" if soonest else ""
+    axis.set_title(f"{note}{hollow}", fontsize=8)
     return figure
+
+
+def _draw_instances(axis: Axes, row: int, colour: str, values: Array, limit: float) -> None:
+    """The instances of a method, hollow from a limit on, with quartiles and median."""
+    at = row + np.random.default_rng(row).uniform(-0.2, 0.2, len(values))
+    for shown, fill in ((values < limit, colour), (values >= limit, "none")):
+        axis.scatter(values[shown], at[shown], s=16, facecolors=fill, edgecolors=colour, alpha=0.7)
+    if len(values):
+        low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+        axis.plot([low, high], [row, row], color=colour, linewidth=3, alpha=0.5)
+        axis.plot(middle, row, "|", color=colour, markersize=18, markeredgewidth=2)
 
 
 def rate(outcome: Outcome, results: Results) -> Figure:
@@ -341,14 +419,17 @@ def rate(outcome: Outcome, results: Results) -> Figure:
         colour = RATE_COLOURS[index % len(RATE_COLOURS)]
         slope = f"slope {fit.slope:.2f} [{fit.low:.2f}, {fit.high:.2f}]"
         text = f"δ = {fit.delta:g}: {slope}, theorem ≤ {fit.bound:.2f}"
+        axis.fill_between(fit.k, *fit.band, color=colour, alpha=0.12, linewidth=0)
         axis.loglog(fit.k, fit.smallest, color=colour, label=text)
         start = int((fit.k < fit.k[-1] / 10).sum())
         guide = fit.smallest[start] * (fit.k / fit.k[start]) ** fit.bound
-        axis.loglog(fit.k[start:], guide[start:], ":", color=colour, linewidth=1)
-    axis.set(xlabel="iterations k", ylabel="min over j < k of the mean of |∇J(θ_j)|²")
-    bound = "dotted: the theorem's rate k^-(1/2-δ), an upper bound"
-    axis.set_title(f"{outcome.experiment.seeds} seeds; {bound}", fontsize=8)
-    axis.legend(fontsize=8, frameon=False)
+        axis.loglog(fit.k[start:], guide[start:], ":", color=colour, linewidth=1.5)
+    gradient = r"$\min_{j<k}$ of the mean of $|\nabla J(\theta_j)|^2$"
+    axis.set(xlabel="iterations $k$", ylabel=gradient)
+    bound = r"dotted: the theorem's rate $k^{-(1/2-\delta)}$, an upper bound"
+    seeds = f"mean of {outcome.experiment.seeds} seeds, band: 95 % interval"
+    axis.set_title(f"{seeds}; {bound}", fontsize=8)
+    axis.legend(fontsize=8, **LEGEND)
     return figure
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from steptuned.lab.claims.criteria import criterion
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
 
@@ -24,19 +25,29 @@ def ends(outcome: Outcome, results: Results) -> Table:
 
 
 def instances_to_level(outcome: Outcome, results: Results) -> Table:
-    """Back-propagations until the loss is near J*, as the mean over the seeds that get there."""
-    within, stars = outcome.experiment.selection.within, outcome.star
+    """Back-propagations until the loss is near J*, as the mean over the seeds.
+
+    A run that never gets there counts as in claim 1. None: no run is complete.
+    """
+    within, stars, limit = outcome.experiment.selection.within, outcome.star, never(outcome)
 
     def reached(group: Group) -> float | None:
+        logs = {seed: results.records(spec) for seed, spec in group.specs.items()}
         times = [
-            first_below(results.records(spec), stars[group.instance, seed] + within)
-            for seed, spec in group.specs.items()
-            if (group.instance, seed) in stars
+            first_below(log, stars[group.instance, seed] + within)
+            for seed, log in logs.items()
+            if log and (group.instance, seed) in stars
         ]
-        there = [time for time in times if time is not None]
-        return float(np.mean(there)) if there else None
+        return float(np.mean([limit if t is None else t for t in times])) if times else None
 
     return _table(outcome, reached)
+
+
+def never(outcome: Outcome) -> float:
+    """What claim 1 counts for a run that never comes near J*: twice the budget."""
+    experiment = outcome.experiment
+    budget = experiment.budget.back_propagations(experiment.problem_options.per_epoch)
+    return criterion(1).thresholds["never, in budgets"] * budget
 
 
 def _table(outcome: Outcome, number: Callable[[Group], float | None]) -> Table:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ LEGEND = (
     "(✘) inconsistent (3 or 4 seeds); ± mixed: plain loss and J, or two scales, disagree; "
     "· not run."
 )
-CONTROLS = ("controls-f", "controls-a")
+CONTROLS = {"controls-a": "figure-4a", "controls-f": "figure-6f"}
+"""The experiments with controls, and what the figure of gamma shows where they have no runs."""
 VARIANTS = "beyond-"
 PUBLISHED = "published.json"
 """The verdicts that come with the package, made from the project's own evidence."""
@@ -237,21 +238,35 @@ def _control_figure(page: Page) -> list[str]:
     """Loss, gamma and raw gamma next to the controls, if they were run."""
     parts = []
     for scale in ("short", "small", "paper"):
-        sections = [s for s in page.sections if s.name in CONTROLS and s.scale == scale]
-        panels = [outcome for section in sections for outcome in section.panels]
+        panels = _control_panels(page, scale)
         if not panels:
             continue
-        stem = f"gamma-{scale}"
-        link = page.draw("gamma and its controls", panels, stem)
-        parts.append(
-            "Tuned gamma against constant gammas, a finer grid for SGD, and SGD that uses each "
-            f"mini-batch twice, at scale {scale}:"
-        )
-        parts.append(link)
-        for outcome in panels:
+        controls = [outcome for outcome in panels if outcome.experiment.name in CONTROLS]
+        others = [o.experiment.name for o in panels if o not in controls]
+        what = "Gamma of Step-Tuned SGD and what it does to the loss"
+        if controls:
+            what += ", next to constant gammas, a finer grid for SGD, and SGD that uses each "
+            what += "mini-batch twice"
+        without = f" ({', '.join(others)} without controls: they have no runs)" if others else ""
+        parts.append(f"{what}, at scale {scale}{without}:")
+        parts.append(page.draw("gamma and its controls", panels, f"gamma-{scale}"))
+        for outcome in controls:
             parts += [" ".join(prose.sentences(outcome, page.runs(scale)))]
             parts += _against_sgd(page, outcome)
     return parts
+
+
+def _control_panels(page: Page, scale: str) -> list[Outcome]:
+    """The experiments with controls, or SGD and Step-Tuned SGD alone where those have no runs."""
+    found = {o.experiment.name: o for s in page.sections if s.scale == scale for o in s.panels}
+    panels = []
+    for name, instead in CONTROLS.items():
+        if name in found:
+            panels.append(found[name])
+        elif instead in found:
+            groups = [g for g in found[instead].groups if g.entry.name in ("sgd", TUNED)]
+            panels.append(replace(found[instead], groups=groups))
+    return [outcome for outcome in panels if has_runs(outcome, page.results)]
 
 
 def _against_sgd(page: Page, outcome: Outcome) -> list[str]:

@@ -19,7 +19,7 @@ from steptuned.lab.paired_runs import MissingRuns, PairedRuns
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.rate import rate_of
 from steptuned.lab.report.figures import label_of
-from steptuned.lab.report.instances import compare, ends, instances_to_level
+from steptuned.lab.report.instances import compare, ends, instances_to_level, never
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
 from steptuned.lab.statistics import Comparison, compare_ratios, performance_profiles
@@ -175,6 +175,7 @@ def _instances(outcome: Outcome, results: Results) -> Table:
     soonest = outcome.experiment.selection.rule == "soonest"
     numbers = (instances_to_level if soonest else ends)(outcome, results)
     level = f"iterations to J* + {outcome.experiment.selection.within:g}"
+    level += f" (never: {never(outcome):g}, as in claim 1)"
     what = level if soonest else f"{LOSS.name} at the end"
     base = "sgd" if "sgd" in numbers else next(iter(numbers))
     columns = ["method", "reached" if soonest else "finished", "median (quartiles)"]
@@ -184,7 +185,8 @@ def _instances(outcome: Outcome, results: Results) -> Table:
     for name, of_method in numbers.items():
         values = [v for v in of_method if v is not None]
         low, middle, high = np.quantile(values, QUARTERS) if values else [np.nan] * 3
-        row = [labels[name], f"{len(values)}/{len(of_method)}"]
+        arrived = [v for v in values if not soonest or v < never(outcome)]
+        row = [labels[name], f"{len(arrived)}/{len(of_method)}"]
         row.append(f"{middle:.4g} ({low:.4g} to {high:.4g})")
         if name != base:
             c = compare(numbers, name, base)

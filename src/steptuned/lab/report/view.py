@@ -21,7 +21,7 @@ from steptuned.lab.measures import (
     logged,
 )
 from steptuned.lab.rate import rate_of
-from steptuned.lab.report.axes import Series
+from steptuned.lab.report.axes import LEFT_OUT, Series
 from steptuned.lab.report.bands import Array, Band, Values, band_of, curves_of, over_seeds
 from steptuned.lab.report.figures import (
     RATE_COLOURS,
@@ -291,7 +291,8 @@ def _page_band(band: Band, logs: Sequence[Records], key: str, kept: list[int]) -
 
 
 def _extent(logs: Sequence[Records], key: str) -> Bounds | None:
-    """The range of the quartiles of all seeds, without outliers."""
+    """The range of the quartiles of all seeds, without the start and without outliers."""
+    logs = [[r for r in log if r["bp"] >= LEFT_OUT["log"] * log[-1]["bp"]] for log in logs]
     lows, highs = (curves_of(logs, f"{key} {part}") for part in ("low", "high"))
     low, high = (np.array([v for c in curves for v in c], dtype=float) for curves in (lows, highs))
     return extent(low[np.isfinite(low)], high[np.isfinite(high)])

@@ -109,6 +109,7 @@ def _claims(judged: list[tuple[Claim, Judgement]]) -> dict[str, Any]:
     ]
     return {
         "claims": rows,
+        "symbols": tables.SYMBOLS,
         "comparisons": tables.claims(judged)[2:],
         "criteria": criteria_hash(),
         "added": tables.added_claims(judged),

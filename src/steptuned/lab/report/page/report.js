@@ -40,7 +40,7 @@
     return traces;
   }
 
-  // The curves of a method on one axis: all seeds, or the mean and the band, which are in the data.
+  // The curves of a method on one axis: all seeds, or their median and band, which are in the data.
   function tracesOfLine(panel, line, measure, yaxis, choice) {
     const key = keyOf(line, measure.key), seeds = seedsOf(line, measure.key);
     const band = line.bands[measure.key];
@@ -57,7 +57,7 @@
     }
     const drawn = present(band.middle), pick = (values) => drawn.map((i) => values[i]);
     const x = pick(inUnits(panel, line.mean_x, choice.x));
-    const fillcolor = faded(color, 0.14), middle = band.quartiles ? "median" : "mean";
+    const fillcolor = faded(color, 0.14);
     // The band ends with the shortest seed.
     const longer = seeds.filter((i) => present(line.y[i][key]).length > drawn.length);
     return [...longer.map((i) => seedTrace(i, { line: { color, dash, width: 0.8 }, opacity: 0.6 })),
@@ -65,7 +65,7 @@
       { ...base, x, y: pick(band.high), line: { width: 0, color }, fill: "tonexty", fillcolor,
         hoverinfo: "skip" },
       { ...base, x, y: pick(band.middle), line: { color, dash, width: 2 },
-        hovertemplate: hover(`${middle} of ${seeds.length}`) }];
+        hovertemplate: hover(`median of ${seeds.length}`) }];
   }
 
   // The bounds of gamma: each value once, in the colour of its method if it has only one.
