@@ -489,6 +489,34 @@ def test_a_single_drop_without_a_rise_is_not_excused(tmp_path):
     assert judgement_of(tmp_path, 11).verdict == "not reproduced"
 
 
+def two_drops(folder, accuracy):
+    """Runs of figure-4a that drop twice: first without a change of gamma, then less, with one."""
+
+    def records(spec):
+        def loss(share):
+            fall = (0.3 if share > 0.3 else 1.0) * (0.6 if share > 0.6 else 1.0)
+            return (1 - 0.1 * share) * (fall if spec.method == TUNED else 1.0)
+
+        def gamma(share):
+            return 0.5 if share > 0.6 else 1.0
+
+        more = {"plain loss": loss, "gamma median": gamma, "accuracy": accuracy}
+        return records_of(spec, loss, points=100, **more)
+
+    fill(folder, "figure-4a", records, "small")
+
+
+def test_a_drop_by_gamma_counts_even_if_another_drop_is_larger(tmp_path):
+    two_drops(tmp_path, accuracy=lambda share: 0.6 if share > 0.3 else 0.5)
+    judgement = judgement_of(tmp_path, 10)
+    assert judgement.verdict == "reproduced", judgement.measured
+    assert judgement_of(tmp_path, 11).verdict == "not reproduced", "it rises with the other drop"
+    two_drops(tmp_path, accuracy=lambda share: 0.6 if share > 0.6 else 0.5)
+    judgement = judgement_of(tmp_path, 11)
+    assert judgement.verdict == "reproduced"
+    assert "in 5 of 5 runs that have one, by a median of 10 points" in judgement.measured
+
+
 def test_a_diverged_run_has_no_drop(tmp_path):
     dropping(tmp_path, failing=(3,), names=["figure-4a"])
     assert judgement_of(tmp_path, 10).verdict == "reproduced"

@@ -20,7 +20,7 @@ from steptuned.lab.claims.judging import (
     problem_letter,
     where_run,
 )
-from steptuned.lab.curves import Drop, drop_of
+from steptuned.lab.curves import Drop, sudden_drops
 from steptuned.lab.paired_runs import MissingRuns, PairedRuns, Pairs
 from steptuned.lab.statistics import compare_ratios
 
@@ -75,19 +75,23 @@ def _sudden_drops(
     pairs: Pairs,
     measure: str,
     side: float,
-) -> list[Drop]:
-    """The largest drop of each run, if it is sudden. A run that diverged has none."""
+) -> list[list[Drop]]:
+    """The sudden drops of each run that has any. A run that diverged has none."""
     limits = {**criterion(10).thresholds, "side": side}
-    drops = []
+    found = []
     for records in e.records(name, entry, pairs):
         if records and measure not in records[-1]:
             raise MissingRuns(f"{name}: its runs have no {measure}")
-        drop = drop_of(records, measure, limits) if records else None
-        if records and drop is None:
+        drops = sudden_drops(records, measure, limits) if records else []
+        if drops is None:
             raise MissingRuns(f"{name}: its records are too far apart to look for a drop")
-        if drop is not None and drop.is_sudden(limits):
-            drops.append(drop)
-    return drops
+        if drops:
+            found.append(drops)
+    return found
+
+
+def _caused_by_gamma(drops: Iterable[Drop]) -> list[Drop]:
+    return [drop for drop in drops if drop.is_caused_by_gamma(criterion(10).thresholds)]
 
 
 @judges(10, TRAINING_LOSS)
@@ -96,7 +100,7 @@ def sudden_drop(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Fin
         pairs = e.pairs((TUNED, "sgd"), name)
         side = limits["side"]
         tuned, sgd = (_sudden_drops(e, name, x, pairs, measure, side) for x in (TUNED, "sgd"))
-        caused = sum(drop.is_caused_by_gamma(limits) for drop in tuned)
+        caused = sum(bool(_caused_by_gamma(drops)) for drops in tuned)
         exceptions = limits["exceptions"]
         told = (
             f"{_letters([name])} sudden drops in {len(tuned)} of {pairs.n} runs of Step-Tuned SGD, "
@@ -110,11 +114,20 @@ def sudden_drop(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Fin
     return finding(all(one.holds for one in found), told, pairs=[one.pairs for one in found])
 
 
+def _that_drop(drops: list[Drop]) -> Drop:
+    """The drop of a run that claim 11 is about: the largest one, of those caused by gamma if any.
+
+    The claim is about the drop of claim 10, which gamma causes.
+    """
+    return max(_caused_by_gamma(drops) or drops, key=lambda drop: drop.fall)
+
+
 @judges(11, TRAINING_LOSS)
 def accuracy_rises(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
     def look(name: str) -> tuple[Pairs, list[Drop]]:
         pairs = e.pairs((TUNED,), name)
-        return pairs, _sudden_drops(e, name, TUNED, pairs, measure, limits["side"])
+        of_runs = _sudden_drops(e, name, TUNED, pairs, measure, limits["side"])
+        return pairs, [_that_drop(drops) for drops in of_runs]
 
     found = where_run(RESIDUAL, look)
     all_pairs = [pairs for pairs, _ in found.values()]
@@ -123,8 +136,8 @@ def accuracy_rises(e: PairedRuns, limits: Mapping[str, float], measure: str) -> 
         return finding(False, f"{_letters(found)}: no run has a sudden drop", pairs=all_pairs)
     enough = sum(rise >= limits["rise"] for rise in rises)
     median = 100 * float(np.median(rises))
-    told = f"{_letters(found)}: accuracy rises with {enough} of {len(rises)} sudden drops"
-    told += f", by a median of {median:.2g} points"
+    told = f"{_letters(found)}: accuracy rises with the drop in {enough} of {len(rises)} runs"
+    told += f" that have one, by a median of {median:.2g} points"
     # A single drop without a rise does not count as an exception.
     holds = enough >= max(1, len(rises) - limits["exceptions"])
     return finding(holds, told, pairs=all_pairs)
