@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
@@ -68,11 +69,9 @@ def compare(table: Table, entry: str, other: str) -> Comparison:
     return Comparison(wins, len(pairs), low, high, median)
 
 
-def wilson(wins: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a share."""
+def wilson(wins: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
     if n == 0:
         return 0.0, 1.0
-    p, zz = wins / n, z * z / n
-    middle = (p + zz / 2) / (1 + zz)
-    half = z / (1 + zz) * (p * (1 - p) / n + zz / (4 * n)) ** 0.5
-    return middle - half, middle + half
+    interval = stats.binomtest(wins, n).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
