@@ -33,6 +33,8 @@ class Judgement:
     """Number of pairs, at the scale that has the most."""
     pairs: str = ""
     """What the pairs are: seeds, instances or rounds."""
+    problems: str = ""
+    """For a claim about several problems, which of them are in, such as "(a) of two"."""
     comparisons: tuple[Compared, ...] = ()
     other_criteria: int = 0
     """Number of runs it is based on that were made under other criteria."""
@@ -130,7 +132,16 @@ def combine(findings: Sequence[Finding]) -> Judgement:
     comparisons: list[Compared] = []
     for one in findings:
         comparisons += [replace(c, scale=one.scale, measure=one.measure) for c in one.comparisons]
-    return Judgement(verdict, "; ".join(told), scales, most.n, most.kind, tuple(comparisons))
+    measured, problems = "; ".join(told), _problems(findings)
+    return Judgement(verdict, measured, scales, most.n, most.kind, problems, tuple(comparisons))
+
+
+def _problems(findings: Sequence[Finding]) -> str:
+    """The problems that are in. If the scales differ, those of each scale."""
+    at = {finding.scale: finding.problems for finding in findings if finding.problems}
+    if len(set(at.values())) == 1:
+        return next(iter(at.values()))
+    return ", ".join(f"{problems} ({scale})" for scale, problems in at.items())
 
 
 def _summary(findings: list[Finding], is_mixed: bool) -> str:
@@ -160,6 +171,7 @@ def as_data(judged: list[tuple[Claim, Judgement]]) -> list[dict[str, Any]]:
             "scales": list(judgement.scales),
             "n": judgement.n,
             "pairs": judgement.pairs,
+            "problems": judgement.problems,
             "comparisons": [_plain(compared) for compared in judgement.comparisons],
             "criteria": criteria_hash() if claim.is_hashed else None,
             "other_criteria": judgement.other_criteria,

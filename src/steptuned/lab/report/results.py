@@ -135,10 +135,10 @@ def _sections(store: Path, results: TolerantResults) -> list[Section]:
 
 def verdict_table(judged: list[tuple[Claim, Judgement]]) -> Table:
     """One line per claim."""
-    table = Table("", ["", "#", "claim", "verdict", "n", "scale"])
+    table = Table("", ["", "#", "claim", "verdict", "problems", "n", "scale"])
     for claim, j in judged:
-        row = [SYMBOLS[j.verdict], str(claim.number), claim.text, j.verdict, j.size]
-        table.rows.append([*row, ", ".join(j.scales)])
+        row = [SYMBOLS[j.verdict], str(claim.number), claim.text, j.verdict]
+        table.rows.append([*row, j.problems, j.size, ", ".join(j.scales)])
     return table
 
 
@@ -170,7 +170,8 @@ def with_verdicts(readme: str, judged: list[tuple[Claim, Judgement]]) -> str:
 
 def as_published(judged: list[tuple[Claim, Judgement]]) -> str:
     """The verdicts as they are packaged: JSON, one claim per line."""
-    kept = ("number", "claim", "verdict", "n", "pairs", "scales", "measured")
+    kept = ("number", "claim", "verdict", "problems", "n", "pairs", "scales", "measured")
+    kept = (*kept, "other_criteria")
     rows = [{key: one[key] for key in kept} for one in as_data(judged)]
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 

@@ -209,7 +209,7 @@ def _rates(outcome: Outcome, results: Results) -> Table:
 def claim_block(claim: Claim, j: Judgement, width: int) -> str:
     """A claim for the terminal: its verdict, its text and what was measured, wrapped."""
     scale = f"scale {', '.join(j.scales)}" if j.scales else ""
-    verdict = ", ".join(filter(None, (j.verdict, j.size, scale)))
+    verdict = ", ".join(filter(None, (j.verdict, j.problems, j.size, scale)))
     indent = " " * 8
     details = [
         textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
@@ -238,18 +238,17 @@ def added_claims(judged: list[tuple[Claim, Judgement]]) -> str:
 
 
 def _verdicts(judged: list[tuple[Claim, Judgement]]) -> Table:
-    columns = ["#", "verdict", "claim", "n", "weakest comparison [95 % interval]"]
+    columns = ["#", "verdict", "claim", "problems", "n", "comparison with the largest p"]
     table = Table("the paper's claims, judged by these runs", [*columns, "scale", "measured"])
     for claim, j in judged:
-        weakest = None if j.weakest is None else j.weakest.result
-        numbers = "" if weakest is None else f"{interval(weakest)}, p = {weakest.p:.2g}"
-        row = [str(claim.number), j.verdict, claim.text, j.size, numbers, ", ".join(j.scales)]
-        table.rows.append([*row, _measured(j)])
+        row = [str(claim.number), j.verdict, claim.text, j.problems, j.size, str(j.weakest or "")]
+        table.rows.append([*row, ", ".join(j.scales), _measured(j)])
     return table
 
 
 def _measured(judgement: Judgement) -> str:
-    return ". ".join(filter(None, (judgement.measured, other_criteria(judgement))))
+    other = other_criteria(judgement.other_criteria)
+    return ". ".join(filter(None, (judgement.measured, other)))
 
 
 def _comparisons(judged: list[tuple[Claim, Judgement]]) -> Table:
@@ -329,9 +328,8 @@ def interval(c: Comparison) -> str:
     return f"{c.median:.3g} [{c.low:.3g}, {c.high:.3g}]"
 
 
-def other_criteria(judgement: Judgement) -> str:
-    """A note on runs that were made under other criteria than those that judge them."""
-    n = judgement.other_criteria
+def other_criteria(n: int) -> str:
+    """A note on this many runs that were made under other criteria; empty without any."""
     return f"made under other criteria: {n} run{'s' * (n > 1)}" if n else ""
 
 

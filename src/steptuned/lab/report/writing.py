@@ -97,12 +97,15 @@ def write_claims(
 def _claims(judged: list[tuple[Claim, Judgement]]) -> dict[str, Any]:
     """What the page says about the claims."""
     counts = Counter(judgement.verdict for _, judgement in judged)
-    packaged = {one["number"]: one for one in published()}
+    packaged = {
+        one["number"]: one | {"other": tables.other_criteria(one["other_criteria"])}
+        for one in published()
+    }
     rows = [
         {
             **data,
             "weakest": str(judgement.weakest or ""),
-            "other": tables.other_criteria(judgement),
+            "other": tables.other_criteria(judgement.other_criteria),
             "packaged": packaged.get(data["number"]),
         }
         for data, (_, judgement) in zip(as_data(judged), judged, strict=True)
