@@ -10,7 +10,10 @@ from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
 
 Table = dict[str, list[float | None]]
-"""For each method one number per instance; None where there is none."""
+"""For each method one number per instance; None where there is none.
+
+An instance on which hyper-parameters were chosen for all others is not among them.
+"""
 
 
 def ends(outcome: Outcome, results: Results) -> Table:
@@ -42,8 +45,10 @@ def instances_to_level(outcome: Outcome, results: Results) -> Table:
 
 def _table(outcome: Outcome, number: Callable[[Group], float | None]) -> Table:
     table: Table = {}
+    first = 1 if outcome.experiment.tune == "first" and outcome.experiment.instances > 1 else 0
     for group in outcome.groups:
-        table.setdefault(group.entry.name, []).append(number(group))
+        if group.instance >= first:
+            table.setdefault(group.entry.name, []).append(number(group))
     return table
 
 
