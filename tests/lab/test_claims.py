@@ -823,8 +823,10 @@ def test_every_list_of_claims_says_which_problems_are_in(tmp_path, monkeypatch):
     assert f"| reproduced | {said} | 5 seeds | small, paper |" in results.with_verdicts(
         "<!-- verdicts -->\n<!-- end of verdicts -->", judged
     )
-    assert tables.claim_block(*judged[0], 80).splitlines()[0].endswith(
-        f"7. reproduced, {said}, 5 seeds, scale small, paper"
+    assert (
+        tables.claim_block(*judged[0], 80)
+        .splitlines()[0]
+        .endswith(f"7. reproduced, {said}, 5 seeds, scale small, paper")
     )
     assert f"| {said} | 5 seeds |" in tables.claims(judged)[0].markdown()
     packaged = json.loads(results.as_published(judged))
@@ -872,7 +874,7 @@ def test_performance_profiles_include_the_complete_problems(tmp_path):
     networks(tmp_path, ["figure-4a", "figure-6e"], {"figure-6e": {"sgd": 0.05}})
     networks(tmp_path, ["figure-4d"], seeds=(1,))
     networks(tmp_path, ["figure-4a"], scale="paper")
-    (table,) = tables.profiles(tmp_path)
+    (table,) = tables.profiles(paired_runs.PairedAtScales(tmp_path))
     assert "(small), problems (a) (e): " in table.title
     assert table.columns == ["method", "1", "1.1", "1.5", "2", "5"]
     shares = {row[0]: row[1:] for row in table.rows}
@@ -901,7 +903,7 @@ def test_the_report_shows_verdict_criterion_interval_and_other_criteria(tmp_path
     assert page.count('<span class="verdict consistent">') == 2
     assert "made under other criteria: 3 runs" in page
     assert criterion(9).criterion.replace("'", "&#39;") in page
-    assert re.search(r"Comparison with the largest p: \(d\) Adam / SGD 0\.0\d+ \[.*\], p = 0\.12", page)
+    assert re.search(r"the largest p: \(d\) Adam / SGD 0\.0\d+ \[.*\], p = 0\.12", page)
     assert "<td>3 seeds</td>" in page
     assert "The 8 comparisons behind the verdicts" in page
     data = json.loads((tmp_path / "report" / "claims.json").read_text())

@@ -29,7 +29,7 @@ import pyarrow.parquet
 from steptuned.lab.experiment import Experiment
 from steptuned.lab.results import Results, outcome_of
 from steptuned.lab.spec import RunSpec
-from steptuned.lab.store import COMPLETE, Log, Run, Store, write_json
+from steptuned.lab.store import COMPLETE, Run, Store, write_json
 
 MANIFEST = "MANIFEST.json"
 TABLE_2 = "table-2.json"
@@ -130,8 +130,8 @@ def _check_that_none_is_lost(target: Path, runs: set[str], store: Path) -> None:
         return
     if lost := len(packed - runs):
         raise EvidenceError(
-            f"{target} would lose {lost} of its {len(packed)} runs, which the experiment in {store} "
-            f"lacks: first give `steptuned evidence unpack {target.parent} --to {store}`, "
+            f"{target} would lose {lost} of its {len(packed)} runs, which the experiment in "
+            f"{store} lacks: first give `steptuned evidence unpack {target.parent} --to {store}`, "
             "or delete the file if its experiment has changed"
         )
 
@@ -365,12 +365,14 @@ def _restore(store: Store, about: dict[str, Any], records: list[dict[str, Any]])
     if run.result() is not None:
         return run.folder
     run.folder.mkdir(parents=True, exist_ok=True)
-    run.log_path.unlink(missing_ok=True)
-    log = Log(run.log_path)
-    for record in records:
-        log.append({key: record[key] for key in about["keys"] if record[key] is not None})
-    log.close()
-    result = {**about["result"], "bytes": log.bytes, "sha256": log.hash.hexdigest()}
+    there = [{key: value for key, value in r.items() if value is not None} for r in records]
+    log = _log_bytes(there, about["keys"])
+    run.log_path.write_bytes(log)
+    result = {
+        **about["result"],
+        "bytes": len(log),
+        "sha256": hashlib.sha256(log).hexdigest(),
+    }
     if about["thinned"]:
         result["thinned"] = True
     elif result["sha256"] != about["result"]["sha256"]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from steptuned.lab.claims.criteria import criteria_hash
 from steptuned.lab.claims.judging import Claim, Compared, Finding
 from steptuned.lab.discovery import modules_of
-from steptuned.lab.paired_runs import MissingRuns, PairedRuns
+from steptuned.lab.paired_runs import MissingRuns, PairedAtScales, PairedRuns
 
 Verdict = Literal["reproduced", "not reproduced", "consistent", "inconsistent", "mixed", "not run"]
 
@@ -74,9 +74,20 @@ def _free(taken: Iterable[int]) -> int:
     return max(OWN, *(number + 1 for number in taken))
 
 
-def judge(folder: Path, claims: Iterable[Claim] | None = None) -> list[tuple[Claim, Judgement]]:
-    """These claims with their judgements. By default all claims, in the order of their numbers."""
-    scales = [PairedRuns(folder, scale) for scale in JUDGED]
+def judge(
+    folder: Path,
+    claims: Iterable[Claim] | None = None,
+    runs: PairedAtScales | None = None,
+) -> list[tuple[Claim, Judgement]]:
+    """Claims with their judgements.
+
+    Args:
+        folder: the folder of runs.
+        claims: the claims to judge; by default all, in the order of their numbers.
+        runs: the runs of the folder, if they are read for other purposes too.
+    """
+    at = PairedAtScales(folder) if runs is None else runs
+    scales = [at[scale] for scale in JUDGED]
     if claims is None:
         claims = [CLAIMS[number] for number in sorted(CLAIMS)]
     return [(claim, _judge(claim, scales)) for claim in claims]
@@ -97,13 +108,13 @@ def _judge(claim: Claim, scales: list[PairedRuns]) -> Judgement:
             findings.append(
                 replace(finding, scale=runs.scale, measure=LABELS.get(measure, measure))
             )
-        other += sum(map(_is_of_other_criteria, runs.used.values()))
+        other += sum(map(is_of_other_criteria, runs.used.values()))
     if not findings:
         return Judgement("not run", f"runs missing ({'; '.join(missing)})")
     return replace(combine(findings), other_criteria=other)
 
 
-def _is_of_other_criteria(environment: Any) -> bool:
+def is_of_other_criteria(environment: Any) -> bool:
     """Whether a run was started or resumed under other criteria than the current ones."""
     if not isinstance(environment, dict):
         return True
