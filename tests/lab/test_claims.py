@@ -324,12 +324,14 @@ def test_claim_7(tmp_path):
     networks(tmp_path, ["figure-4a"])
     judgement = judgement_of(tmp_path, 7)
     assert judgement.verdict == "reproduced"
-    assert "on (a) of two: all 3 hold" in judgement.measured
+    assert judgement.problems == "(a) of two"
+    assert judgement.measured.startswith("small (5 seeds): all 3 hold")
     assert len(judgement.comparisons) == 6, "by plain loss and by J"
     networks(tmp_path, ["figure-4b"], {"figure-4b": {"adam": 0.05}})
     judgement = judgement_of(tmp_path, 7)
     assert judgement.verdict == "not reproduced"
-    assert "on (a) (b) of two: 1 of 6 fail: (b) Step-Tuned SGD / Adam 1.99 [" in judgement.measured
+    assert judgement.problems == "(a) (b) of two"
+    assert "1 of 6 fail: (b) Step-Tuned SGD / Adam 1.99 [" in judgement.measured
 
 
 def test_a_comparison_reports_its_numbers(tmp_path):
@@ -390,7 +392,8 @@ def test_claim_8(tmp_path, names, worse, verdict):
     judgement = judgement_of(tmp_path, 8)
     assert judgement.verdict == verdict, judgement.measured
     if names == SIX[2:]:
-        assert "(c) (d) (e) (f) of six judged, below SGD on (d) (e) (f)" in judgement.measured
+        assert judgement.problems == "(c) (d) (e) (f) of six"
+        assert "below SGD on (d) (e) (f)" in judgement.measured
 
 
 def test_a_claim_about_several_problems_is_as_certain_as_the_least_certain_of_them(tmp_path):
@@ -482,11 +485,41 @@ def test_claims_10_and_11(tmp_path, changes, ten, eleven):
         judgement = judgement_of(tmp_path, number)
         assert judgement.verdict == verdict, judgement.measured
         assert (judgement.n, judgement.pairs) == (5, "seeds")
+        letters = "(b)" if "names" in changes else "(a) (b)"
+        assert judgement.problems == f"{letters} of two"
 
 
 def test_a_single_drop_without_a_rise_is_not_excused(tmp_path):
     dropping(tmp_path, accuracy=(0.6, 0.6), failing=(2, 3, 4, 5), names=["figure-4a"])
     assert judgement_of(tmp_path, 11).verdict == "not reproduced"
+
+
+def two_drops(folder, accuracy):
+    """Runs of figure-4a that drop twice: first without a change of gamma, then less, with one."""
+
+    def records(spec):
+        def loss(share):
+            fall = (0.3 if share > 0.3 else 1.0) * (0.6 if share > 0.6 else 1.0)
+            return (1 - 0.1 * share) * (fall if spec.method == TUNED else 1.0)
+
+        def gamma(share):
+            return 0.5 if share > 0.6 else 1.0
+
+        more = {"plain loss": loss, "gamma median": gamma, "accuracy": accuracy}
+        return records_of(spec, loss, points=100, **more)
+
+    fill(folder, "figure-4a", records, "small")
+
+
+def test_a_drop_by_gamma_counts_even_if_another_drop_is_larger(tmp_path):
+    two_drops(tmp_path, accuracy=lambda share: 0.6 if share > 0.3 else 0.5)
+    judgement = judgement_of(tmp_path, 10)
+    assert judgement.verdict == "reproduced", judgement.measured
+    assert judgement_of(tmp_path, 11).verdict == "not reproduced", "it rises with the other drop"
+    two_drops(tmp_path, accuracy=lambda share: 0.6 if share > 0.6 else 0.5)
+    judgement = judgement_of(tmp_path, 11)
+    assert judgement.verdict == "reproduced"
+    assert "in 5 of 5 runs that have one, by a median of 10 points" in judgement.measured
 
 
 def test_a_diverged_run_has_no_drop(tmp_path):
@@ -534,6 +567,7 @@ def test_claim_12(tmp_path, letters, wrong, verdict):
     assert judgement.verdict == verdict, judgement.measured
     if verdict != "not run":
         cases = 3 * len(letters)
+        assert judgement.problems == f"{' '.join(f'({letter})' for letter in letters)} of four"
         assert f"in {cases - wrong} of {cases} cases" in judgement.measured
 
 
@@ -601,6 +635,7 @@ def test_claim_15(tmp_path, changes, verdict):
     assert judgement.verdict == verdict, judgement.measured
     if verdict != "not run":
         assert (judgement.n, judgement.pairs) == (15, "rounds")
+        assert judgement.problems == "(a) (b) (c) (d) (e) (f) of six"
 
 
 def controls(folder, names=("controls-f", "controls-a"), **ends):
@@ -644,7 +679,9 @@ def test_claim_17(tmp_path, ends, verdict, said):
 
 def test_claim_17_needs_every_control(tmp_path):
     controls(tmp_path, names=["controls-f"])
-    assert "on (f) of two" in judgement_of(tmp_path, 17).measured
+    judgement = judgement_of(tmp_path, 17)
+    assert judgement.problems == "(f) of two"
+    assert judgement.measured.count("step-tuned-sgd / ") == 1, "said once"
     (run,) = [run for run in runs_of(tmp_path, seed=2) if run.spec.hyper.get("uses") == 2]
     (run.folder / "result.json").unlink()
     assert judgement_of(tmp_path, 17).verdict == "consistent"
@@ -777,6 +814,32 @@ def test_timings_made_under_other_criteria_are_counted(tmp_path):
 # ------------------------------------------------------------------------------------ what is shown
 
 
+def test_every_list_of_claims_says_which_problems_are_in(tmp_path, monkeypatch):
+    networks(tmp_path / "out", ["figure-4a"])
+    networks(tmp_path / "out", SIX[:2], scale="paper")
+    judged = judge(tmp_path / "out", [CLAIMS[7], CLAIMS[9]])
+    said = "(a) of two (small), (a) (b) of two (paper)"
+    assert [one["problems"] for one in as_data(judged)] == [said, ""]
+    assert f"| reproduced | {said} | 5 seeds | small, paper |" in results.with_verdicts(
+        "<!-- verdicts -->\n<!-- end of verdicts -->", judged
+    )
+    assert (
+        tables.claim_block(*judged[0], 80)
+        .splitlines()[0]
+        .endswith(f"7. reproduced, {said}, 5 seeds, scale small, paper")
+    )
+    assert f"| {said} | 5 seeds |" in tables.claims(judged)[0].markdown()
+    packaged = json.loads(results.as_published(judged))
+    assert [one["problems"] for one in packaged] == [said, ""]
+    packaged[0]["other_criteria"] = 2
+    monkeypatch.setattr(writing, "published", lambda: packaged)
+    page = writing.write(tmp_path / "out", tmp_path / "report", "steptuned report").read_text()
+    assert f"<td>{said}</td>" in page
+    (cell,) = re.findall(r'<td class="packaged">(reproduced.*?)</td>', page, re.DOTALL)
+    assert f"({said}, 5 seeds, small, paper)" in " ".join(cell.split())
+    assert "made under other criteria: 2 runs" in cell
+
+
 def test_the_data_are_valid_json_even_if_runs_diverged(tmp_path):
     networks(tmp_path, ["figure-4d"], {"figure-4d": {"adam": 0.01, "rmsprop": 0.02}})
     for run in runs_of(tmp_path, method="sgd"):
@@ -811,7 +874,7 @@ def test_performance_profiles_include_the_complete_problems(tmp_path):
     networks(tmp_path, ["figure-4a", "figure-6e"], {"figure-6e": {"sgd": 0.05}})
     networks(tmp_path, ["figure-4d"], seeds=(1,))
     networks(tmp_path, ["figure-4a"], scale="paper")
-    (table,) = tables.profiles(tmp_path)
+    (table,) = tables.profiles(paired_runs.PairedAtScales(tmp_path))
     assert "(small), problems (a) (e): " in table.title
     assert table.columns == ["method", "1", "1.1", "1.5", "2", "5"]
     shares = {row[0]: row[1:] for row in table.rows}
@@ -840,7 +903,7 @@ def test_the_report_shows_verdict_criterion_interval_and_other_criteria(tmp_path
     assert page.count('<span class="verdict consistent">') == 2
     assert "made under other criteria: 3 runs" in page
     assert criterion(9).criterion.replace("'", "&#39;") in page
-    assert re.search(r"Weakest comparison: \(d\) Adam / SGD 0\.0\d+ \[.*\], p = 0\.12", page)
+    assert re.search(r"the largest p: \(d\) Adam / SGD 0\.0\d+ \[.*\], p = 0\.12", page)
     assert "<td>3 seeds</td>" in page
     assert "The 8 comparisons behind the verdicts" in page
     data = json.loads((tmp_path / "report" / "claims.json").read_text())

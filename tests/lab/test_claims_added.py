@@ -135,7 +135,7 @@ def test_the_commands_show_a_claim_of_ones_own(tmp_path, file):
     assert (last["number"], last["verdict"]) == (101, "reproduced")
     assert last["thresholds"] == {"factor": 2.0}
     text = (tmp_path / "c.md").read_text()
-    assert "| 101 | reproduced | Ours: claim 101. | 5 seeds |" in text
+    assert "| 101 | reproduced | Ours: claim 101. |  | 5 seeds |" in text
     assert re.search(NOT_COVERED, text)
 
     report = ["report", folder, "--to", str(tmp_path / "report")]

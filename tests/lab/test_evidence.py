@@ -2,17 +2,18 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pandas
 import pyarrow.parquet
 import pytest
 
-from made_up import records_of
+from made_up import fill, put, records_of
 from specs import make_spec
 from steptuned.lab.evidence import EvidenceError, opened, pack, unpack, verify
 from steptuned.lab.results import Results
 from steptuned.lab.run import folder_of
-from steptuned.lab.store import Store
+from steptuned.lab.store import Run, Store, write_json
 from test_cli import steptuned
 
 EXPERIMENT = """
@@ -113,11 +114,91 @@ def test_packing_an_unpacked_store_leaves_its_files_as_they_are(store, packed, t
     target.write_bytes(before[target.name][:-100])
     pack(store, packed)
     assert target.read_bytes() == before[target.name], "a damaged file is written again"
-    result = next((tmp_path / "again").glob("runs/*/*/result.json"))
+    result = next((tmp_path / "again").glob("runs/*/*bp=30*/result.json"))
     content = json.loads(result.read_text())
     result.write_text(json.dumps(content | {"final": {"loss": 7.0}}))
     pack(tmp_path / "again", packed)
     assert target.read_bytes() != before[target.name], "another final value is not ignored"
+
+
+def part_of(store, to, *experiments):
+    """A copy of a store with only the experiments that the names begin with."""
+    shutil.copytree(store, to)
+    for path in (to / "experiments").iterdir():
+        if not path.name.startswith(experiments):
+            path.unlink()
+    return to
+
+
+@pytest.fixture
+def two(store, tmp_path):
+    """The store with a second experiment, of a network."""
+    both = tmp_path / "two"
+    shutil.copytree(store, both)
+    outcome = fill(both, "figure-4d", network_records)
+    contents = [outcome.experiment.model_dump(mode="json")]
+    Store(both).remember("figure-4d", "demo", contents, "steptuned reproduce figure-4d")
+    return both
+
+
+def network_records(spec):
+    gamma = {"gamma median": lambda share: 1 + share} if "step" in spec.method else {}
+    plain = {"plain loss": lambda share: 2 - share}
+    return records_of(spec, lambda share: 3 - share - spec.hyper["lr"], points=4, **plain, **gamma)
+
+
+def test_files_of_experiments_that_the_store_lacks_stay(two, tmp_path):
+    packed = tmp_path / "evidence"
+    before = pack(two, packed)["files"]
+    assert set(before) == {"small-paper.parquet", "figure-4d-demo.parquet"}
+    for name in ("small", "figure-4d"):
+        after = pack(part_of(two, tmp_path / f"only {name}", name), packed)["files"]
+        assert after == before
+        assert verify(packed)["files"] == before
+
+
+def test_packing_refuses_to_lose_runs_and_writes_nothing(two, tmp_path):
+    packed = tmp_path / "evidence"
+    pack(two, packed)
+    before = {path.name: path.read_bytes() for path in packed.iterdir()}
+    fewer = part_of(two, tmp_path / "fewer", "small", "figure-4d")
+    for seed in (1, 2):
+        (lost,) = fewer.glob(f"runs/*/step-tuned-sgd*seed={seed}_bp=30*")
+        shutil.rmtree(lost)
+    said = (
+        r"small-paper\.parquet would lose 2 of its 9 runs, .*: "
+        r"first give `steptuned evidence unpack \S+evidence --to \S+fewer`"
+    )
+    with pytest.raises(EvidenceError, match=said):
+        pack(fewer, packed)
+    assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+    unpack(packed, fewer)
+    pack(fewer, packed)
+    assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+
+
+def test_trials_of_networks_are_kept_whole_unless_they_are_thinned_already(two, tmp_path):
+    packed, name = tmp_path / "evidence", "figure-4d-demo.parquet"
+    entry = pack(two, packed)["files"][name]
+    assert (entry["runs"] > 9, entry["thinned runs"]) == (True, 0)
+    unpack(packed, tmp_path / "again")
+    before, after = files_of(two), files_of(tmp_path / "again")
+    trials = [folder for folder in before if "seed=0" in folder and "lr=0.01_" in folder]
+    assert trials
+    assert all(before[folder] == after[folder] for folder in trials)
+    (trial,) = (tmp_path / "again").glob("runs/autoencoder/sgd*lr=0.01_*seed=0*")
+    thinned = [{"bp": r["bp"], "loss": r["loss"]} for r in Run(trial).records()]
+    put(Store(tmp_path / "again"), Run(trial).spec, thinned)
+    result = json.loads((trial / "result.json").read_text())
+    write_json(trial / "result.json", {**result, "thinned": True})
+    manifest = pack(tmp_path / "again", tmp_path / "second")
+    assert manifest["files"][name]["thinned runs"] == 1
+
+
+def test_the_evidence_of_the_repository_is_under_20_megabytes():
+    files = list((Path(__file__).parents[2] / "evidence").iterdir())
+    assert len(files) > 5
+    assert sum(path.stat().st_size for path in files) < 20e6
 
 
 def test_a_store_that_has_the_experiment_keeps_one_copy_of_it(store, packed, tmp_path):
@@ -199,6 +280,13 @@ def test_timings_are_packed_too(store, tmp_path):
     assert json.loads((tmp_path / "again" / "table-2" / "a-demo-cpu.json").read_text()) == {
         "problem": "a"
     }
+    (tmp_path / "store" / "table-2" / "a-demo-cpu.json").rename(
+        tmp_path / "store" / "table-2" / "b-demo-cpu.json"
+    )
+    pack(tmp_path / "store", tmp_path / "evidence")
+    packed = json.loads((tmp_path / "evidence" / "table-2.json").read_text())
+    assert sorted(packed) == ["a-demo-cpu.json", "b-demo-cpu.json"], "timings are not lost"
+    verify(tmp_path / "evidence")
 
 
 def test_the_commands_pack_verify_and_unpack(store, tmp_path):
@@ -215,8 +303,6 @@ def test_the_commands_pack_verify_and_unpack(store, tmp_path):
 
 def test_records_with_keys_in_different_orders_are_refused(tmp_path):
     """A log whose keys change their order could not be restored byte for byte."""
-    from made_up import put
-
     store = Store(tmp_path / "store")
     spec = make_spec()
     records = records_of(spec, lambda share: 1.0, points=3, extra=lambda share: share)
@@ -239,6 +325,15 @@ def test_all_commands_read_a_packed_folder_like_a_store(store, packed, tmp_path,
     ended = steptuned("report", packed, "--to", tmp_path / "page")
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "page" / "index.html").exists()
+    pages = []
+    for folder in (store, packed):
+        page = tmp_path / f"of {folder.name}" / "results.md"
+        ended = steptuned("results", folder, "--to", page)
+        assert ended.returncode == 0, ended.stderr
+        pages.append(page.read_text().split("\n", 3)[3])
+        assert (page.parent / "figures" / "small-paper.png").exists()
+    assert pages[0] == pages[1], "except for the line with the command"
+    assert "### small, scale paper" in pages[0]
     assert [path.name for path in packed.iterdir() if path.is_dir()] == [], (
         "nothing is written beside the evidence"
     )

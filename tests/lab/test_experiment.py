@@ -191,7 +191,8 @@ def test_scores_keep_their_unit_if_no_trial_comes_close_to_j_star(file):
     grids = [row[1] for row in tables.summary(outcome, Racing(lambda s: None))[0].rows]
     assert grids == [
         "2 tried",
-        "6 tried, 2 without score, none near J*, best by loss 1.3, winner on the EDGE: lr",
+        "6 tried, 2 diverged or unfinished, none near J*, best by loss 1.3, "
+        "winner at the edge of the grid: lr",
     ]
 
 

@@ -10,6 +10,7 @@ from steptuned.lab.claims.verdicts import judge
 from steptuned.lab.measures import BY_KEY
 from steptuned.lab.paired_runs import PairedRuns, Pairs
 from steptuned.lab.report import prose, results, tables
+from steptuned.lab.store import Store
 
 SEEDS = Pairs("seeds", (1, 2, 3, 4, 5))
 
@@ -43,7 +44,7 @@ def store(tmp_path, monkeypatch):
 
 def test_sentences_compare_the_methods_pairwise_and_describe_gamma(store):
     runs = PairedRuns(store, "short")
-    against, gamma = prose.sentences(runs.outcome("figure-6f"), runs)
+    against, gamma, ends = prose.sentences(runs.outcome("figure-6f"), runs)
     assert against.startswith(
         "By final plain training loss, Step-Tuned SGD is below SGD in 5 of 5 seeds: median ratio 0."
     )
@@ -53,6 +54,84 @@ def test_sentences_compare_the_methods_pairwise_and_describe_gamma(store):
         "and at the upper one in 0%" in gamma
     )
     assert "the median raw gamma was 4 in the first tenth of the run and 0.2 in the last" in gamma
+    assert ends.startswith("The lowest mean plain training loss at the end: Step-Tuned SGD (0.")
+    assert "; the highest: SGD (" in ends
+
+
+def regression(folder, name, times):
+    """Runs of the regression that reach 0.5 after so many iterations, and end at 0.4."""
+
+    def records(spec):
+        at = times[spec.method]
+        at = at(spec) if callable(at) else at
+        return [
+            {"bp": bp, "batches": bp, "samples": bp, "seconds": 0.0, "loss": loss}
+            for bp, loss in ((0, 1.0), (at, 0.45), (spec.budget, 0.4 + at / 1e4))
+        ]
+
+    fill(folder, name, records, "small")
+    return PairedRuns(folder, "small")
+
+
+TIMES = {"step-tuned-gd": 20, "barzilai-borwein": 30, "armijo": 40, "gd": 50}
+
+
+def test_the_full_batch_methods_are_told_by_when_they_come_near_j_star(tmp_path, monkeypatch):
+    monkeypatch.setattr(paired_runs, "experiment_named", OnePointGrids(seeds=5))
+    runs = regression(tmp_path, "figure-2", TIMES)
+    near, ends = prose.sentences(runs.outcome("figure-2"), runs)
+    assert near == (
+        "J comes within 0.1 of J* in 5 of 5 seeds with Algorithm 1 (median 20 back-propagations), "
+        "in 5 of 5 with BB with absolute values (30), in 5 of 5 with Armijo (40), "
+        "in 5 of 5 with Gradient descent (50)."
+    )
+    assert ends == (
+        "The lowest mean J at the end: Algorithm 1 (0.402); the highest: Gradient descent (0.405)."
+    )
+
+
+def test_instances_are_told_by_how_many_algorithm_1_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(paired_runs, "experiment_named", OnePointGrids())
+
+    def slow(spec):
+        return 60 if spec.options["instance"] < 8 else 20
+
+    runs = regression(tmp_path, "figure-2-instances", {**TIMES, "step-tuned-gd": slow})
+    near, sooner = prose.sentences(runs.outcome("figure-2-instances"), runs)
+    assert near.startswith("J comes within 0.1 of J* in 20 of 20 instances with ")
+    assert sooner == (
+        "Algorithm 1 is sooner than Gradient descent on 12 of 20, than BB with absolute values "
+        "on 12 of 20, than Armijo on 12 of 20 instances (without those where neither gets there)."
+    )
+
+
+def test_the_rate_is_told_beside_that_of_the_theorem(tmp_path, monkeypatch):
+    monkeypatch.setattr(paired_runs, "experiment_named", OnePointGrids(seeds=3))
+
+    def records(spec):
+        ks = [2**i for i in range(14) if 2**i <= spec.budget / 2]
+        more = {"samples": 0, "seconds": 0.0, "loss": 0.5}
+        return [{"bp": 2 * k, "batches": k, **more, "gradient": k**-0.45} for k in ks]
+
+    fill(tmp_path, "rate", records, "small")
+    runs = PairedRuns(tmp_path, "small")
+    falls, bound = prose.sentences(runs.outcome("rate"), runs)
+    assert "k^-0.45 for delta 0.001 (the theorem: k^-0.50); " in falls
+    assert bound.endswith("at most the theorem's for 2 of 3 delta.")
+
+
+def test_methods_without_finished_seeds_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(paired_runs, "experiment_named", OnePointGrids(seeds=5))
+
+    def records(spec):
+        return None if spec.method == TUNED and spec.seed > 1 else tuned_records(spec)
+
+    fill(tmp_path, "figure-4d", records, "short")
+    runs = PairedRuns(tmp_path, "short")
+    ends, missing = prose.sentences(runs.outcome("figure-4d"), runs)[-2:]
+    assert ends.startswith("The lowest mean plain training loss at the end: ")
+    assert "Step-Tuned" not in ends, "one seed is too few"
+    assert missing == "Not complete: Step-Tuned SGD (1 of 5 seeds)."
 
 
 def test_shares_are_weighted_by_the_iterations_between_records():
@@ -102,3 +181,63 @@ def test_the_table_of_an_experiment_compares_all_entries_with_sgd_pair_by_pair(s
     tuned, sgd = (runs.finals("figure-6f", name, SEEDS, "plain loss") for name in (TUNED, "sgd"))
     assert mean == f"{tuned.mean():.4g}"
     assert ratio.split()[0] == f"{np.median(tuned / sgd):.3g}"
+
+
+def variant_records(spec):
+    """Every method with a tuned step ends at half the loss of the method it is based on."""
+    ends = {"sgd": 0.8, "momentum": 0.4, "adamw": 0.2, TUNED: 0.6, "step-tuned-variant": 0.3}
+    ends |= {"step-tuned-momentum": 0.2, "step-tuned-adamw": 0.1}
+    end = ends[spec.method] * (1 + spec.seed / 100)
+    return records_of(spec, lambda share: 2 - (2 - end) * share)
+
+
+def test_variants_are_compared_with_the_method_they_are_based_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(paired_runs, "experiment_named", OnePointGrids(seeds=5))
+    for name in ("text", "beyond-f"):
+        fill(tmp_path, name, variant_records, "small")
+        runs = PairedRuns(tmp_path, "small")
+        (table,) = tables.against_base(runs.outcome(name), runs, BY_KEY["loss"])
+        rows = {row[0]: row[1:] for row in table.rows}
+        assert set(rows) == {
+            "Step-Tuned SGD, T = 4 / Step-Tuned SGD",
+            "Step-Tuned SGD, T = 16 / Step-Tuned SGD",
+            "Step-Tuned SGD, relative / Step-Tuned SGD",
+            "Step-Tuned SGD, relative, T = 4 / Step-Tuned SGD",
+            "Step-Tuned SGD, relative, T = 16 / Step-Tuned SGD",
+            "SGD with momentum, step-tuned / SGD with momentum",
+            "AdamW, step-tuned / AdamW",
+        }
+        pairs, ratio, p, below = rows["AdamW, step-tuned / AdamW"]
+        assert (pairs, p, below) == ("5", "0.031", "5 of 5")
+        assert 0.4 < float(ratio.split()[0]) < 0.6
+
+
+def test_text_is_among_the_variants_and_has_no_images(tmp_path, monkeypatch):
+    small = OnePointGrids(seeds=5)
+    monkeypatch.setattr(paired_runs, "experiment_named", small)
+    for name in ("text", "figure-6f"):
+        records = variant_records if name == "text" else tuned_records
+        fill(tmp_path / "out", name, records, "small")
+        contents = [small(name, "small").model_dump(mode="json")]
+        Store(tmp_path / "out").remember(name, "small", contents, "steptuned reproduce")
+    results.write(tmp_path / "out", tmp_path / "page.md", "steptuned results out")
+    before, after = (tmp_path / "page.md").read_text().split("## Variants")
+    assert "### figure-6f, scale small" in before
+    assert "A tenth of the images" in before
+    assert "### text, scale small" in after
+    assert "4,000 training windows, 10 epochs, 5 seeds." in after
+    assert "images" not in after.split("### text")[1].split("## The claims")[0]
+    assert "| AdamW, step-tuned / AdamW | 5 |" in after
+
+
+def test_an_order_needs_three_seeds_and_labels_may_have_commas(tmp_path, monkeypatch):
+    for seeds in (2, 3):
+        monkeypatch.setattr(paired_runs, "experiment_named", OnePointGrids(seeds=seeds))
+        fill(tmp_path / f"{seeds}", "text", variant_records, "small")
+        runs = PairedRuns(tmp_path / f"{seeds}", "small")
+        said = tables.ranking(runs.outcome("text"), runs.results)
+        if seeds == 2:
+            assert said == ""
+    assert said.startswith("From best to worst at the end, by the mean of the seeds. Lowest J: ")
+    assert "; AdamW; " in said
+    assert "AdamW, step-tuned; " in said

@@ -1,12 +1,14 @@
 """The published pages match the raw logs in evidence/, so they cannot become stale."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from steptuned.lab.evidence import opened
-from steptuned.lab.report import results
+from steptuned.lab.report import provenance, results
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE, DOCS, README = ROOT / "evidence", ROOT / "docs", ROOT / "README.md"
@@ -27,6 +29,37 @@ def made(tmp_path_factory):
 
 def test_the_results_page_matches_the_evidence(made):
     assert (made / "docs" / "results.md").read_text() == (DOCS / "results.md").read_text(), RENEW
+
+
+def test_every_figure_is_described_in_words(made):
+    """Each picture of an experiment is followed by two to four sentences for each panel."""
+    text = (made / "docs" / "results.md").read_text()
+    sections = text.split("\n### ")[1:]
+    assert len(sections) > 5
+    for section in sections:
+        told = [
+            line
+            for line in section.split("![")[1].split("\n\n")[1:]
+            if not line.startswith(("|", "From best to worst", "#"))
+            and not re.fullmatch(r"\*\*.*\*\*\n\n?\|.*|\*\*[^*]*\*\*", line, re.DOTALL)
+        ]
+        name = section.split(",")[0]
+        assert told, f"{name} has no sentence"
+        assert 2 <= len(re.findall(r"\.(?: |$)", told[0].removeprefix("**"))) <= 5, told[0]
+
+
+def test_commits_of_the_evidence_are_in_the_history_or_said_not_to_be():
+    def git(*words):
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
+
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("not a clone with its whole history")
+    manifest = json.loads((EVIDENCE / "MANIFEST.json").read_text())["files"]
+    commits = {commit for entry in manifest.values() for commit in entry.get("commits", [])}
+    timings = json.loads((EVIDENCE / "table-2.json").read_text()).values()
+    commits |= {timing["environment"]["commit"] for timing in timings}
+    missing = {c for c in commits if git("merge-base", "--is-ancestor", c, "HEAD").returncode}
+    assert missing <= set(provenance.REWRITTEN)
 
 
 def test_the_table_in_the_readme_matches_the_evidence(made):

@@ -203,7 +203,7 @@ def test_an_experiment_on_several_instances_shows_its_own_figure_and_counts_all_
     (lost.folder / "result.json").unlink()
     page = page_of(tmp_path)
     assert 'class="still shown"' in page
-    assert "smaller than sgd on" in page
+    assert "smaller than SGD on" in page
     assert "instance 2: " in page
     assert "500 rows, " in page
     assert "instances" in page

@@ -44,9 +44,16 @@ def test_p_equals_scipy(seed):
     assert sign_flip(values) == pytest.approx(expected.pvalue, abs=1e-12)
 
 
-def test_too_many_pairs_are_refused():
-    with pytest.raises(ValueError, match="25 pairs"):
-        sign_flip(np.ones(MOST_PAIRS + 1))
+def test_more_than_24_pairs_are_tested_with_random_flips():
+    n = MOST_PAIRS + 1
+    assert sign_flip(-np.ones(n)) == pytest.approx(1 / (RESAMPLES + 1))
+    assert sign_flip(np.ones(n)) == 1.0
+    values = np.random.default_rng(0).normal(-0.3, 1, n)
+    assert sign_flip(values) == sign_flip(values), "the seed is fixed"
+    # One more pair that is almost a tie does not change the exact p of the other 24.
+    near = np.append(values[:MOST_PAIRS], -1e-9)
+    assert sign_flip(near) == pytest.approx(sign_flip(values[:MOST_PAIRS]), abs=0.01)
+    assert compare_ratios(np.exp(values), np.ones(n)).n == n
 
 
 @pytest.mark.parametrize("n", [3, 5, 20])

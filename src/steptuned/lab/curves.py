@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Records = list[dict[str, Any]]
+NEAR = 1e-9
+"""Shares of a budget this close to each other are the same."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +49,16 @@ def curve_of(records: Records, key: str) -> Curve:
 
 @dataclass(frozen=True)
 class Drop:
-    """The largest fall of a loss within a short window, away from both ends of the run."""
+    """A sudden fall of a loss within a short window, away from both ends of the run."""
 
     at: float
     """Where the window begins, as a share of the budget."""
     fall: float
     """How far log10 of the loss falls."""
-    typical: float
-    """The median fall in such a window."""
     gamma: tuple[float, float]
     """Median of gamma before and after; NaN if it is not logged."""
     accuracy: tuple[float, float]
     """Mean test accuracy before and after."""
-
-    def is_sudden(self, limits: Mapping[str, float]) -> bool:
-        return self.fall >= max(limits["fall"], limits["times the median"] * self.typical)
 
     def is_caused_by_gamma(self, limits: Mapping[str, float]) -> bool:
         before, after = self.gamma
@@ -73,33 +70,40 @@ class Drop:
         return self.accuracy[1] - self.accuracy[0]
 
 
-def drop_of(records: Records, key: str, limits: Mapping[str, float]) -> Drop | None:
-    """The largest fall of the running minimum of the smoothed loss, in log10.
+def sudden_drops(records: Records, key: str, limits: Mapping[str, float]) -> list[Drop] | None:
+    """All windows in which the running minimum of the smoothed loss falls suddenly, in log10.
 
-    None if the records are too far apart for a window to contain any. ``limits`` are the thresholds
-    of claim 10.
+    A window begins at a record. It ends exactly ``limits["window"]`` of the run later, where the
+    curve is interpolated linearly between two records. Windows that overlap are drops of their own.
+
+    None if the records are too far apart for a window to contain a second one. ``limits`` are the
+    thresholds of claim 10.
     """
     loss = curve_of(records, key).smoothed(int(limits["median over records"]))
     logs = np.log10(np.maximum(np.minimum.accumulate(loss.values), 1e-300))
-    budget = loss.bp[-1]
-    share = loss.bp / budget
-    ends = np.searchsorted(share, share + limits["window"] + 1e-9, side="right") - 1
-    inside = (share >= limits["first"] - 1e-9) & (share[ends] <= limits["last"] + 1e-9)
-    starts = np.flatnonzero(inside & (ends > np.arange(len(share))))
+    share = loss.bp / loss.bp[-1]
+    ends = share + limits["window"]
+    following = np.append(share[1:], np.inf)
+    inside = (share >= limits["first"] - NEAR) & (ends <= limits["last"] + NEAR)
+    starts = np.flatnonzero(inside & (following <= ends + NEAR))
     if not len(starts):
         return None
-    falls = logs[starts] - logs[ends[starts]]
-    start = int(starts[falls.argmax()])
-    end = int(ends[start])
-    before = (share >= share[start] - limits["side"] - 1e-9) & (share <= share[start])
-    after = (share >= share[end]) & (share <= share[end] + limits["side"] + 1e-9)
+    falls = logs[starts] - np.interp(ends[starts], share, logs)
+    least = max(limits["fall"], limits["times the median"] * float(np.median(falls)))
     gammas = [record.get("gamma median", record.get("gamma", math.nan)) for record in records]
     gamma = np.array(gammas, dtype=float)
     accuracy = curve_of(records, "accuracy").values
-    return Drop(
-        float(share[start]),
-        float(falls.max()),
-        float(np.median(falls)),
-        (float(np.median(gamma[before])), float(np.median(gamma[after]))),
-        (float(np.mean(accuracy[before])), float(np.mean(accuracy[after]))),
-    )
+    drops = []
+    for start, fall in zip(starts, falls, strict=True):
+        if fall < least:
+            continue
+        begin, end, side = share[start], ends[start], limits["side"] + NEAR
+        sides = [
+            (share >= begin - side) & (share <= begin),
+            (share >= end - NEAR) & (share <= end + side),
+        ]
+        gamma_before, gamma_after = (float(np.median(gamma[part])) for part in sides)
+        before, after = (float(np.mean(accuracy[part])) for part in sides)
+        drop = Drop(float(begin), float(fall), (gamma_before, gamma_after), (before, after))
+        drops.append(drop)
+    return drops

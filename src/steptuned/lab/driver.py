@@ -165,8 +165,8 @@ class GammaHistory:
         return torch.stack(rows) if rows else None
 
     def load_state_dict(self, state: torch.Tensor | None) -> None:
-        is_current = state is not None and state.shape[1] == 4  # older versions kept three columns
-        self._rows = list(state) if is_current else []
+        # Older versions kept three columns.
+        self._rows = list(state) if state is not None and state.shape[1] == 4 else []
         self._unread.clear()
 
 

@@ -6,9 +6,10 @@
                                   every experiment
 
 A packed folder can be read with any Parquet reader, or unpacked into a store in which nothing has
-to be run again. Runs that only served to choose hyper-parameters or to find J* keep the columns
-``bp`` and ``loss``, since nothing else is read from them. They are marked as thinned. The logs of
-all other runs are restored byte for byte.
+to be run again. Of the regression, which has thousands of runs with a record for every iteration,
+those that only served to choose hyper-parameters or to find J* keep the columns ``bp`` and
+``loss``: nothing else is read from them. They are marked as thinned, and stay thinned if they are
+packed again. The logs of all other runs are restored byte for byte.
 """
 
 import functools
@@ -28,7 +29,7 @@ import pyarrow.parquet
 from steptuned.lab.experiment import Experiment
 from steptuned.lab.results import Results, outcome_of
 from steptuned.lab.spec import RunSpec
-from steptuned.lab.store import COMPLETE, Log, Run, Store, write_json
+from steptuned.lab.store import COMPLETE, Run, Store, write_json
 
 MANIFEST = "MANIFEST.json"
 TABLE_2 = "table-2.json"
@@ -50,6 +51,10 @@ RUN_COLUMNS = (
 )
 WHOLE_NUMBERS = ("bp", "batches", "samples", "evaluations")
 READ_OF_TRIALS = ("bp", "loss")
+THINNED = ("regression",)
+"""The problems whose trials are thinned, because whole they would be too large."""
+Chosen = tuple[Run, RunSpec, bool]
+"""A run to pack, its spec, and whether it is thinned."""
 
 
 class EvidenceError(ValueError):
@@ -60,42 +65,84 @@ class EvidenceError(ValueError):
 
 
 def pack(store: Path, folder: Path) -> dict[str, Any]:
-    """Pack all complete runs of the experiments of a store. Returns the manifest."""
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest: dict[str, Any] = {"files": {}}
+    """Pack all complete runs of the experiments of a store. Returns the manifest.
+
+    No packed run is ever lost: files of experiments that the store lacks stay as they are, and so
+    do timings. If the store lacks runs of a file that would be written, nothing is written.
+    """
     asked = [json.loads(path.read_text()) for path in Store(store).experiment_files()]
     names = _names(Store(store).experiment_files(), asked)
+    chosen = {}
     for name, about in sorted(zip(names, asked, strict=True), key=lambda pair: pair[0]):
-        rows, runs = _rows(store, [Experiment(**content) for content in about["experiments"]])
-        if not rows:
-            continue
-        target = folder / f"{name}.parquet"
-        table = _table(rows).replace_schema_metadata({ABOUT: json.dumps(about)})
-        if not (target.exists() and _has_the_runs_of(target, table)):
-            pyarrow.parquet.write_table(table, target, compression="zstd", compression_level=19)
-        environments = [run["environment"] for run in runs]
-        manifest["files"][target.name] = {
-            "sha256": _sha256(target),
-            "rows": len(rows),
-            "runs": len(runs),
-            "thinned runs": sum(run["thinned"] for run in runs),
-            "commits": sorted({str(e.get("commit")) for e in environments}),
-            "criteria": sorted({str(e.get("criteria")) for e in environments}),
-        }
+        runs = _runs_to_pack(store, [Experiment(**content) for content in about["experiments"]])
+        if runs:
+            chosen[folder / f"{name}.parquet"] = about, runs
     timings = {
         path.name: json.loads(path.read_text())
         for path in sorted((store / "table-2").glob("*.json"))
     }
-    if timings:
-        write_json(folder / TABLE_2, timings)
-        manifest["files"][TABLE_2] = {"sha256": _sha256(folder / TABLE_2)}
-    if not manifest["files"]:
+    if not chosen and not timings:
         raise EvidenceError(f"{store} has no complete runs of any experiment: nothing to pack")
-    for old in folder.glob("*.parquet"):
-        if old.name not in manifest["files"]:
-            old.unlink()
+    for target, (_, runs) in chosen.items():
+        _check_that_none_is_lost(target, {spec.identity for _, spec, _ in runs}, store)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = _manifest(folder) if is_packed(folder) else {"files": {}}
+    for target, (about, runs) in chosen.items():
+        manifest["files"][target.name] = _write(target, about, runs)
+    if timings:
+        write_json(folder / TABLE_2, {**_timings(folder), **timings})
+        manifest["files"][TABLE_2] = {"sha256": _sha256(folder / TABLE_2)}
+    manifest["files"] = dict(sorted(manifest["files"].items()))
     write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+def _write(target: Path, about: dict[str, Any], runs: list[Chosen]) -> dict[str, Any]:
+    """Write the file of an experiment, unless it is there already. Returns its entry."""
+    described = [_about(run, spec, thinned) for run, spec, thinned in runs]
+    rows = [
+        row
+        for (run, _, _), words in zip(runs, described, strict=True)
+        for row in _records(run, words)
+    ]
+    table = _table(rows).replace_schema_metadata({ABOUT: json.dumps(about)})
+    if not (target.exists() and _has_the_runs_of(target, table)):
+        temporary = target.with_suffix(".tmp")
+        pyarrow.parquet.write_table(table, temporary, compression="zstd", compression_level=19)
+        os.replace(temporary, target)
+    environments = [words["environment"] for words in described]
+    return {
+        "sha256": _sha256(target),
+        "rows": len(rows),
+        "runs": len(runs),
+        "thinned runs": sum(words["thinned"] for words in described),
+        "commits": sorted({str(e.get("commit")) for e in environments}),
+        "criteria": sorted({str(e.get("criteria")) for e in environments}),
+    }
+
+
+def _check_that_none_is_lost(target: Path, runs: set[str], store: Path) -> None:
+    """Raise if a file has runs that are not among these. A file that is damaged has none."""
+    try:
+        packed = set(pyarrow.parquet.read_table(target, columns=["run"]).column("run").to_pylist())
+    except (OSError, pyarrow.ArrowException):
+        return
+    if lost := len(packed - runs):
+        raise EvidenceError(
+            f"{target} would lose {lost} of its {len(packed)} runs, which the experiment in "
+            f"{store} lacks: first give `steptuned evidence unpack {target.parent} --to {store}`, "
+            "or delete the file if its experiment has changed"
+        )
+
+
+def _timings(folder: Path) -> dict[str, Any]:
+    """The packed timings; none if there are none, or if they cannot be read."""
+    try:
+        found: dict[str, Any] = json.loads((folder / TABLE_2).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 def _has_the_runs_of(target: Path, table: pyarrow.Table) -> bool:
@@ -136,10 +183,8 @@ def _names(paths: list[Path], asked: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _rows(
-    store: Path, experiments: list[Experiment]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The records of all complete runs of these experiments, and the runs."""
+def _runs_to_pack(store: Path, experiments: list[Experiment]) -> list[Chosen]:
+    """All complete runs of these experiments."""
     results = Results(Store(store))
     reported: dict[str, RunSpec] = {}
     others: dict[str, RunSpec] = {}
@@ -152,7 +197,7 @@ def _rows(
             trial.spec.identity: trial.spec for group in outcome.groups for trial in group.trials
         }
         others |= {spec.identity: spec for spec in outcome.star_specs}
-    rows, runs = [], []
+    found = []
     for identity, spec in {**others, **reported}.items():
         run = results.run(spec)
         if run.status() not in COMPLETE:
@@ -162,10 +207,8 @@ def _rows(
                 f"{run.folder}: its log is not the one it ended with; "
                 "delete the folder and run it again"
             )
-        about = _about(run, spec, thinned=identity not in reported)
-        runs.append(about)
-        rows += _records(run, about)
-    return rows, runs
+        found.append((run, spec, spec.problem in THINNED and identity not in reported))
+    return found
 
 
 def _about(run: Run, spec: RunSpec, thinned: bool) -> dict[str, Any]:
@@ -188,7 +231,8 @@ def _about(run: Run, spec: RunSpec, thinned: bool) -> dict[str, Any]:
 
 def _records(run: Run, about: dict[str, Any]) -> list[dict[str, Any]]:
     records = run.records()
-    keys = [key for key in records[-1] if not about["thinned"] or key in READ_OF_TRIALS]
+    longest = max(records, key=len)  # the first and the last one may lack some keys
+    keys = [key for key in longest if not about["thinned"] or key in READ_OF_TRIALS]
     if (
         not about["thinned"]
         and hashlib.sha256(_log_bytes(records, keys)).hexdigest() != about["result"]["sha256"]
@@ -226,12 +270,8 @@ def is_packed(folder: Path) -> bool:
 
 def verify(folder: Path) -> dict[str, Any]:
     """The manifest. Raises :class:`EvidenceError` if a file is not the one that was packed."""
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        files = manifest["files"].items()
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise EvidenceError(f"{folder / MANIFEST} cannot be read: {error}") from None
-    for name, entry in files:
+    manifest = _manifest(folder)
+    for name, entry in manifest["files"].items():
         path = folder / name
         if not path.exists():
             raise EvidenceError(f"{path} is missing")
@@ -245,6 +285,15 @@ def verify(folder: Path) -> dict[str, Any]:
     )
     if stray:
         raise EvidenceError(f"{folder / stray[0]} is not in {MANIFEST}")
+    return manifest
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        manifest["files"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EvidenceError(f"{folder / MANIFEST} cannot be read: {error}") from None
     return manifest
 
 
@@ -316,12 +365,14 @@ def _restore(store: Store, about: dict[str, Any], records: list[dict[str, Any]])
     if run.result() is not None:
         return run.folder
     run.folder.mkdir(parents=True, exist_ok=True)
-    run.log_path.unlink(missing_ok=True)
-    log = Log(run.log_path)
-    for record in records:
-        log.append({key: record[key] for key in about["keys"] if record[key] is not None})
-    log.close()
-    result = {**about["result"], "bytes": log.bytes, "sha256": log.hash.hexdigest()}
+    there = [{key: value for key, value in r.items() if value is not None} for r in records]
+    log = _log_bytes(there, about["keys"])
+    run.log_path.write_bytes(log)
+    result = {
+        **about["result"],
+        "bytes": len(log),
+        "sha256": hashlib.sha256(log).hexdigest(),
+    }
     if about["thinned"]:
         result["thinned"] = True
     elif result["sha256"] != about["result"]["sha256"]:

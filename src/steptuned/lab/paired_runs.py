@@ -76,11 +76,10 @@ class PairedRuns:
     environments of the runs that were used since it was last cleared.
     """
 
-    def __init__(self, folder: Path, scale: str) -> None:
+    def __init__(self, folder: Path, scale: str, results: TolerantResults | None = None) -> None:
         self.folder, self.scale = folder, scale
-        self.results = TolerantResults(Store(folder), [])
+        self.results = TolerantResults(Store(folder), []) if results is None else results
         self.used: dict[str, Any] = {}
-        self._present = self.results.store.present()
         self._outcomes: dict[str, Outcome] = {}
         self._sound: dict[str, bool] = {}
 
@@ -88,7 +87,7 @@ class PairedRuns:
         """The outcome of an experiment, as far as it is complete."""
         if name not in self._outcomes:
             experiment = stored(self.folder, name, self.scale) or experiment_named(name, self.scale)
-            if (experiment.problem, self.scale) not in self._present:
+            if (experiment.problem, self.scale) not in self.results.present:
                 raise MissingRuns(f"{name} has no runs")
             self._outcomes[name] = outcome_of(experiment, self.results)
         return self._outcomes[name]
@@ -228,3 +227,16 @@ class PairedRuns:
                 group = self._group(name, entry, instance)
                 specs += [group.specs[s] for s in (group.specs if several else pairs.keys)]
             self.used |= {spec.identity: self.results.run(spec).environment() for spec in specs}
+
+
+class PairedAtScales(dict[str, PairedRuns]):
+    """The runs of a store at each scale. Their logs are parsed once."""
+
+    def __init__(self, folder: Path, results: TolerantResults | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+        self.results = TolerantResults(Store(folder), []) if results is None else results
+
+    def __missing__(self, scale: str) -> PairedRuns:
+        self[scale] = PairedRuns(self.folder, scale, self.results)
+        return self[scale]

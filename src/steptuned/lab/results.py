@@ -1,5 +1,6 @@
 """Reading a store: experiments, records, final values and outcomes. Nothing here executes runs."""
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ class Results:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._final: dict[str, dict[str, Any] | None] = {}
+
+    @functools.cached_property
+    def present(self) -> set[tuple[str, str]]:
+        """The problems and scales that had runs when this was first read."""
+        return self.store.present()
 
     def run(self, spec: RunSpec) -> Run:
         return self.store.find(spec, name_of(spec))
@@ -115,7 +121,7 @@ def sources(folder: Path) -> tuple[list[Source], list[str]]:
     if found or damaged:
         return found, damaged
     results = TolerantResults(Store(folder), damaged)
-    present = results.store.present()
+    present = results.present
     for name, path in paper_experiments().items():
         for scale in SCALES:
             new = [e for e in load_all(path, scale) if (e.problem, scale) in present]

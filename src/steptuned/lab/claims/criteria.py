@@ -4,6 +4,7 @@
 made under other criteria. The thresholds of claim 16 are explained in experiments/rate.toml.
 """
 
+import functools
 import hashlib
 from dataclasses import asdict, dataclass
 
@@ -190,6 +191,7 @@ CRITERIA: tuple[Criterion, ...] = (
 )
 
 
+@functools.cache
 def criteria_hash() -> str:
     """A fingerprint of the rules, texts and thresholds by which the packaged claims are judged.
 

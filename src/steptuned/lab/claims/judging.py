@@ -56,6 +56,8 @@ class Finding:
     """The smallest set of pairs that it is based on."""
     scale: str = ""
     measure: str = ""
+    problems: str = ""
+    """For a claim about several problems, which of them are in, such as "(a) of two"."""
 
 
 Judge = Callable[[PairedRuns, Mapping[str, float], str], Finding]
@@ -105,23 +107,31 @@ def finding(
     measured: str,
     comparisons: Sequence[Compared] = (),
     pairs: Sequence[Pairs] = (),
+    problems: str = "",
 ) -> Finding:
     """A finding. Its pairs are the smallest set among those it is based on."""
     all_pairs = [*(compared.pairs for compared in comparisons), *pairs]
     fewest = min(all_pairs, key=lambda pairs: (pairs.is_enough, pairs.n))
-    return Finding(holds, measured, tuple(comparisons), fewest)
+    return Finding(holds, measured, tuple(comparisons), fewest, problems=problems)
 
 
-def all_hold(comparisons: Sequence[Compared], where: str = "") -> Finding:
-    """A finding that holds if all comparisons do. It lists those that do not."""
+def all_hold(
+    comparisons: Sequence[Compared],
+    where: str = "",
+    problems: str = "",
+) -> Finding:
+    """A finding that holds if all comparisons do. Of several, it lists those that do not."""
     failing = [compared for compared in comparisons if not compared.below]
-    if failing:
+    if len(comparisons) == 1:
+        told = str(comparisons[0])
+    elif failing:
         told = f"{len(failing)} of {len(comparisons)} fail: {'; '.join(map(str, failing))}"
     else:
         told = (
             f"all {len(comparisons)} hold, largest p = {max(c.result.p for c in comparisons):.2g}"
         )
-    return finding(not failing, f"{where}: {told}" if where else told, comparisons)
+    measured = f"{where}: {told}" if where else told
+    return finding(not failing, measured, comparisons, problems=problems)
 
 
 def final_below(
@@ -142,6 +152,11 @@ def problem_letter(name: str) -> str:
     """The letter in Table 1 of an experiment's problem, such as "(a)"; empty without one."""
     found = re.fullmatch(r"(?:figure-[456]|controls-)([a-f])", name)
     return f"({found[1]})" if found else ""
+
+
+def problems_in(names: Iterable[str], of: str) -> str:
+    """Which problems of a claim about several are in, such as "(a) (d) (e) (f) of six"."""
+    return f"{' '.join(map(problem_letter, names))} of {of}"
 
 
 def where_run(names: Iterable[str], look: Callable[[str], T]) -> dict[str, T]:

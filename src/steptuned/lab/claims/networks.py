@@ -18,9 +18,10 @@ from steptuned.lab.claims.judging import (
     finding,
     judges,
     problem_letter,
+    problems_in,
     where_run,
 )
-from steptuned.lab.curves import Drop, drop_of
+from steptuned.lab.curves import Drop, sudden_drops
 from steptuned.lab.paired_runs import MissingRuns, PairedRuns, Pairs
 from steptuned.lab.statistics import compare_ratios
 
@@ -44,7 +45,7 @@ def lowest(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
         return [final_below(e, name, TUNED, other, pairs, measure) for other in OTHERS]
 
     found = where_run(RESIDUAL, compare)
-    return all_hold(_flat(found), f"on {_letters(found)} of two")
+    return all_hold(_flat(found), problems=problems_in(found, "two"))
 
 
 @judges(8, TRAINING_LOSS)
@@ -57,8 +58,9 @@ def beats_sgd(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Findi
         wanted = f"{limits['problems']:g} of the six problems are needed"
         raise MissingRuns(f"{_letters(found)} have the runs; {wanted}")
     lower = [name for name, comparisons in found.items() if comparisons[0].below]
-    told = f"{_letters(found)} of six judged, below SGD on {_letters(lower) or 'none'}"
-    return finding(len(found) - len(lower) <= limits["exceptions"], told, _flat(found))
+    told = f"below SGD on {_letters(lower) or 'none'}"
+    holds = len(found) - len(lower) <= limits["exceptions"]
+    return finding(holds, told, _flat(found), problems=problems_in(found, "six"))
 
 
 @judges(9, TRAINING_LOSS)
@@ -75,19 +77,23 @@ def _sudden_drops(
     pairs: Pairs,
     measure: str,
     side: float,
-) -> list[Drop]:
-    """The largest drop of each run, if it is sudden. A run that diverged has none."""
+) -> list[list[Drop]]:
+    """The sudden drops of each run that has any. A run that diverged has none."""
     limits = {**criterion(10).thresholds, "side": side}
-    drops = []
+    found = []
     for records in e.records(name, entry, pairs):
         if records and measure not in records[-1]:
             raise MissingRuns(f"{name}: its runs have no {measure}")
-        drop = drop_of(records, measure, limits) if records else None
-        if records and drop is None:
+        drops = sudden_drops(records, measure, limits) if records else []
+        if drops is None:
             raise MissingRuns(f"{name}: its records are too far apart to look for a drop")
-        if drop is not None and drop.is_sudden(limits):
-            drops.append(drop)
-    return drops
+        if drops:
+            found.append(drops)
+    return found
+
+
+def _caused_by_gamma(drops: Iterable[Drop]) -> list[Drop]:
+    return [drop for drop in drops if drop.is_caused_by_gamma(criterion(10).thresholds)]
 
 
 @judges(10, TRAINING_LOSS)
@@ -96,7 +102,7 @@ def sudden_drop(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Fin
         pairs = e.pairs((TUNED, "sgd"), name)
         side = limits["side"]
         tuned, sgd = (_sudden_drops(e, name, x, pairs, measure, side) for x in (TUNED, "sgd"))
-        caused = sum(drop.is_caused_by_gamma(limits) for drop in tuned)
+        caused = sum(bool(_caused_by_gamma(drops)) for drops in tuned)
         exceptions = limits["exceptions"]
         told = (
             f"{_letters([name])} sudden drops in {len(tuned)} of {pairs.n} runs of Step-Tuned SGD, "
@@ -105,29 +111,41 @@ def sudden_drop(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Fin
         holds = caused >= pairs.n - exceptions and len(sgd) <= exceptions
         return finding(holds, told, pairs=[pairs])
 
-    found = where_run(RESIDUAL, look).values()
-    told = "; ".join(one.measured for one in found)
-    return finding(all(one.holds for one in found), told, pairs=[one.pairs for one in found])
+    found = where_run(RESIDUAL, look)
+    told = "; ".join(one.measured for one in found.values())
+    holds = all(one.holds for one in found.values())
+    pairs = [one.pairs for one in found.values()]
+    return finding(holds, told, pairs=pairs, problems=problems_in(found, "two"))
+
+
+def _that_drop(drops: list[Drop]) -> Drop:
+    """The drop of a run that claim 11 is about: the largest one, of those caused by gamma if any.
+
+    The claim is about the drop of claim 10, which gamma causes.
+    """
+    return max(_caused_by_gamma(drops) or drops, key=lambda drop: drop.fall)
 
 
 @judges(11, TRAINING_LOSS)
 def accuracy_rises(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Finding:
     def look(name: str) -> tuple[Pairs, list[Drop]]:
         pairs = e.pairs((TUNED,), name)
-        return pairs, _sudden_drops(e, name, TUNED, pairs, measure, limits["side"])
+        of_runs = _sudden_drops(e, name, TUNED, pairs, measure, limits["side"])
+        return pairs, [_that_drop(drops) for drops in of_runs]
 
     found = where_run(RESIDUAL, look)
-    all_pairs = [pairs for pairs, _ in found.values()]
+    all_pairs, problems = [pairs for pairs, _ in found.values()], problems_in(found, "two")
     rises = [drop.rise for _, drops in found.values() for drop in drops]
     if not rises:
-        return finding(False, f"{_letters(found)}: no run has a sudden drop", pairs=all_pairs)
+        told = "no run has a sudden drop"
+        return finding(False, told, pairs=all_pairs, problems=problems)
     enough = sum(rise >= limits["rise"] for rise in rises)
     median = 100 * float(np.median(rises))
-    told = f"{_letters(found)}: accuracy rises with {enough} of {len(rises)} sudden drops"
+    told = f"accuracy rises with the drop in {enough} of {len(rises)} runs that have one"
     told += f", by a median of {median:.2g} points"
     # A single drop without a rise does not count as an exception.
     holds = enough >= max(1, len(rises) - limits["exceptions"])
-    return finding(holds, told, pairs=all_pairs)
+    return finding(holds, told, pairs=all_pairs, problems=problems)
 
 
 @judges(12, TRAINING_LOSS)
@@ -151,10 +169,10 @@ def twice_is_worse(e: PairedRuns, limits: Mapping[str, float], measure: str) -> 
         raise MissingRuns(f"{_letters(found)} has the runs; {wanted}")
     cases = _flat(found)
     failing = [case for case in cases if not case.below]
-    held = f"as the paper says in {len(cases) - len(failing)} of {len(cases)} cases"
-    told = f"{_letters(found)} of four judged: {held}"
+    told = f"as the paper says in {len(cases) - len(failing)} of {len(cases)} cases"
     told += f"; not: {'; '.join(map(str, failing))}" if failing else ""
-    return finding(len(failing) <= limits["exceptions"], told, cases)
+    holds = len(failing) <= limits["exceptions"]
+    return finding(holds, told, cases, problems=problems_in(found, "four"))
 
 
 @judges(13, TRAINING_LOSS)
@@ -197,5 +215,7 @@ def tuning_helps(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Fi
         return [final_below(e, name, TUNED, best, pairs, measure)]
 
     found = where_run(("controls-f", "controls-a"), compare)
-    best = ", ".join(compared.what for compared in _flat(found))
-    return all_hold(_flat(found), f"on {_letters(found)} of two, against the best control: {best}")
+    compared = _flat(found)
+    told = f"against the best control: {'; '.join(map(str, compared))}"
+    holds = all(one.below for one in compared)
+    return finding(holds, told, compared, problems=problems_in(found, "two"))

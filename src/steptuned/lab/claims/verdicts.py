@@ -10,7 +10,7 @@ from typing import Any, Literal
 from steptuned.lab.claims.criteria import criteria_hash
 from steptuned.lab.claims.judging import Claim, Compared, Finding
 from steptuned.lab.discovery import modules_of
-from steptuned.lab.paired_runs import MissingRuns, PairedRuns
+from steptuned.lab.paired_runs import MissingRuns, PairedAtScales, PairedRuns
 
 Verdict = Literal["reproduced", "not reproduced", "consistent", "inconsistent", "mixed", "not run"]
 
@@ -33,6 +33,8 @@ class Judgement:
     """Number of pairs, at the scale that has the most."""
     pairs: str = ""
     """What the pairs are: seeds, instances or rounds."""
+    problems: str = ""
+    """For a claim about several problems, which of them are in, such as "(a) of two"."""
     comparisons: tuple[Compared, ...] = ()
     other_criteria: int = 0
     """Number of runs it is based on that were made under other criteria."""
@@ -72,9 +74,20 @@ def _free(taken: Iterable[int]) -> int:
     return max(OWN, *(number + 1 for number in taken))
 
 
-def judge(folder: Path, claims: Iterable[Claim] | None = None) -> list[tuple[Claim, Judgement]]:
-    """These claims with their judgements. By default all claims, in the order of their numbers."""
-    scales = [PairedRuns(folder, scale) for scale in JUDGED]
+def judge(
+    folder: Path,
+    claims: Iterable[Claim] | None = None,
+    runs: PairedAtScales | None = None,
+) -> list[tuple[Claim, Judgement]]:
+    """Claims with their judgements.
+
+    Args:
+        folder: the folder of runs.
+        claims: the claims to judge; by default all, in the order of their numbers.
+        runs: the runs of the folder, if they are read for other purposes too.
+    """
+    at = PairedAtScales(folder) if runs is None else runs
+    scales = [at[scale] for scale in JUDGED]
     if claims is None:
         claims = [CLAIMS[number] for number in sorted(CLAIMS)]
     return [(claim, _judge(claim, scales)) for claim in claims]
@@ -95,13 +108,13 @@ def _judge(claim: Claim, scales: list[PairedRuns]) -> Judgement:
             findings.append(
                 replace(finding, scale=runs.scale, measure=LABELS.get(measure, measure))
             )
-        other += sum(map(_is_of_other_criteria, runs.used.values()))
+        other += sum(map(is_of_other_criteria, runs.used.values()))
     if not findings:
         return Judgement("not run", f"runs missing ({'; '.join(missing)})")
     return replace(combine(findings), other_criteria=other)
 
 
-def _is_of_other_criteria(environment: Any) -> bool:
+def is_of_other_criteria(environment: Any) -> bool:
     """Whether a run was started or resumed under other criteria than the current ones."""
     if not isinstance(environment, dict):
         return True
@@ -130,7 +143,16 @@ def combine(findings: Sequence[Finding]) -> Judgement:
     comparisons: list[Compared] = []
     for one in findings:
         comparisons += [replace(c, scale=one.scale, measure=one.measure) for c in one.comparisons]
-    return Judgement(verdict, "; ".join(told), scales, most.n, most.kind, tuple(comparisons))
+    measured, problems = "; ".join(told), _problems(findings)
+    return Judgement(verdict, measured, scales, most.n, most.kind, problems, tuple(comparisons))
+
+
+def _problems(findings: Sequence[Finding]) -> str:
+    """The problems that are in. If the scales differ, those of each scale."""
+    at = {finding.scale: finding.problems for finding in findings if finding.problems}
+    if len(set(at.values())) == 1:
+        return next(iter(at.values()))
+    return ", ".join(f"{problems} ({scale})" for scale, problems in at.items())
 
 
 def _summary(findings: list[Finding], is_mixed: bool) -> str:
@@ -160,6 +182,7 @@ def as_data(judged: list[tuple[Claim, Judgement]]) -> list[dict[str, Any]]:
             "scales": list(judgement.scales),
             "n": judgement.n,
             "pairs": judgement.pairs,
+            "problems": judgement.problems,
             "comparisons": [_plain(compared) for compared in judgement.comparisons],
             "criteria": criteria_hash() if claim.is_hashed else None,
             "other_criteria": judgement.other_criteria,

@@ -28,4 +28,5 @@ def wall_clock(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Find
         what = f"({timing.problem}) Step-Tuned SGD / SGD"
         compared.append(Compared(what, result, pairs, is_test=False))
     measured = f"Step-Tuned SGD on {timings[0].where}, median [the paper's]: {', '.join(told)}"
-    return finding(near == len(TABLE_1), measured, compared)
+    problems = f"{' '.join(f'({letter})' for letter in TABLE_1)} of six"
+    return finding(near == len(TABLE_1), measured, compared, problems=problems)

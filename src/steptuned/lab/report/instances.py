@@ -4,13 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from steptuned.lab.claims.criteria import criterion
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
 
 Table = dict[str, list[float | None]]
-"""For each method one number per instance; None where there is none."""
+"""For each method one number per instance; None where there is none.
+
+An instance on which hyper-parameters were chosen for all others is not among them.
+"""
 
 
 def ends(outcome: Outcome, results: Results) -> Table:
@@ -52,8 +56,10 @@ def never(outcome: Outcome) -> float:
 
 def _table(outcome: Outcome, number: Callable[[Group], float | None]) -> Table:
     table: Table = {}
+    first = 1 if outcome.experiment.tune == "first" and outcome.experiment.instances > 1 else 0
     for group in outcome.groups:
-        table.setdefault(group.entry.name, []).append(number(group))
+        if group.instance >= first:
+            table.setdefault(group.entry.name, []).append(number(group))
     return table
 
 
@@ -79,11 +85,9 @@ def compare(table: Table, entry: str, other: str) -> Comparison:
     return Comparison(wins, len(pairs), low, high, median)
 
 
-def wilson(wins: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a share."""
+def wilson(wins: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
     if n == 0:
         return 0.0, 1.0
-    p, zz = wins / n, z * z / n
-    middle = (p + zz / 2) / (1 + zz)
-    half = z / (1 + zz) * (p * (1 - p) / n + zz / (4 * n)) ** 0.5
-    return middle - half, middle + half
+    interval = stats.binomtest(wins, n).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)

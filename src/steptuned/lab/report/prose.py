@@ -1,5 +1,6 @@
 """What a figure shows, in two or three sentences, computed from the runs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,14 +8,19 @@ from typing import Any
 import numpy as np
 
 from steptuned.lab.claims.judging import TUNED
-from steptuned.lab.paired_runs import MissingRuns, PairedRuns
+from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedRuns
+from steptuned.lab.rate import rate_of
 from steptuned.lab.report.gamma import bounds_of, is_fixed
+from steptuned.lab.report.instances import Table as Numbers
+from steptuned.lab.report.instances import compare, ends, instances_to_level
+from steptuned.lab.report.tables import finals_of
 from steptuned.lab.results import Results
-from steptuned.lab.search import Group, Outcome
+from steptuned.lab.search import Group, Outcome, first_below
 from steptuned.lab.statistics import Comparison, compare_ratios
 
 WORDS = {"plain loss": "plain training loss", "loss": "J"}
 TENTH = 0.1
+ALGORITHM_1 = "step-tuned-gd"
 
 
 @dataclass(frozen=True)
@@ -64,14 +70,125 @@ def _tuning_of_run(records: list[dict[str, Any]]) -> tuple[list[float], list[flo
 
 
 def sentences(outcome: Outcome, runs: PairedRuns) -> list[str]:
-    """Step-Tuned SGD against SGD, and what gamma did."""
-    if outcome.experiment.figure == "rate":
+    """What the runs of an experiment show, in plain words."""
+    results, experiment = runs.results, outcome.experiment
+    if experiment.figure == "rate":
+        said = _rates(outcome, results)
+    elif experiment.selection.rule == "soonest":
+        said = [_near_star(outcome, results), _sooner(outcome, results)]
+        said += [_ends(outcome, results, "loss")] if experiment.instances == 1 else []
+    else:
+        measure = measure_of(outcome, results)
+        against = against_sgd(outcome, runs, measure)
+        tuned = [group for group in outcome.groups if group.entry.name == TUNED]
+        said = [against]
+        said += [gamma_of(group, results) for group in tuned if experiment.instances == 1]
+        if not against or len(experiment.entries) > 2:
+            said.append(_ends(outcome, results, measure))
+    return [sentence for sentence in (*said, _unfinished(outcome, results)) if sentence]
+
+
+def _ends(outcome: Outcome, results: Results, measure: str) -> str:
+    """Which method ends lowest and which highest, of those with enough seeds."""
+    if outcome.experiment.instances > 1:
+        middle, numbers = "median", ends(outcome, results)
+        values = {name: [v for v in of if v is not None] for name, of in numbers.items()}
+        means = {name: float(np.median(of)) for name, of in values.items() if of}
+    else:
+        middle = "mean"
+        finals = {group.entry.name: finals_of(group, results) for group in outcome.groups}
+        means = {
+            name: float(np.mean([final[measure] for final in of]))
+            for name, of in finals.items()
+            if len(of) >= FEWEST["seeds"] and measure in of[0]
+        }
+    if len(means) < 2:
+        return ""
+    labels = {group.entry.name: group.entry.label for group in outcome.groups}
+    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    return (
+        f"The lowest {middle} {WORDS[measure]} at the end: {labels[low]} ({means[low]:.4g}); "
+        f"the highest: {labels[high]} ({means[high]:.4g})."
+    )
+
+
+def _unfinished(outcome: Outcome, results: Results) -> str:
+    """The methods that lack seeds."""
+    asked, lacking = outcome.experiment.seeds, []
+    for group in outcome.groups:
+        done = sum(results.run(spec).result() is not None for spec in group.specs.values())
+        if group.instance == 0 and done < asked:
+            lacking.append(f"{group.entry.label} ({done} of {asked} seeds)")
+    return f"Not complete: {'; '.join(lacking)}." if lacking else ""
+
+
+def _near_star(outcome: Outcome, results: Results) -> str:
+    """How often and how soon each method comes near J*, the most frequent one first."""
+    if outcome.experiment.instances > 1:
+        kind, times = "instances", instances_to_level(outcome, results)
+    else:
+        kind, times = "seeds", _seeds_to_level(outcome, results)
+    reached = {name: [t for t in of if t is not None] for name, of in times.items()}
+    labels = {group.entry.name: group.entry.label for group in outcome.groups}
+
+    def order(name: str) -> tuple[float, float]:
+        there = reached[name]
+        return -len(there), float(np.median(there)) if there else math.inf
+
+    told: list[str] = []
+    for name in sorted(reached, key=order):
+        words = (kind, "median ", " back-propagations") if not told else ("", "", "")
+        after = f" ({words[1]}{np.median(reached[name]):g}{words[2]})" if reached[name] else ""
+        share = f"{len(reached[name])} of {len(times[name])} {words[0]}".rstrip()
+        told.append(f"in {share} with {labels[name]}{after}")
+    return f"J comes within {outcome.experiment.selection.within:g} of J* {', '.join(told)}."
+
+
+def _seeds_to_level(outcome: Outcome, results: Results) -> Numbers:
+    """Back-propagations until the loss is near J*, for each seed; None if it never is."""
+    within = outcome.experiment.selection.within
+    times: Numbers = {}
+    for group in outcome.groups:
+        levels = {seed: outcome.star.get((group.instance, seed), -math.inf) for seed in group.specs}
+        times[group.entry.name] = [
+            first_below(results.records(spec), levels[seed] + within)
+            for seed, spec in group.specs.items()
+        ]
+    return times
+
+
+def _sooner(outcome: Outcome, results: Results) -> str:
+    """On how many instances Algorithm 1 is sooner than each of the others."""
+    names = [entry.name for entry in outcome.experiment.entries]
+    if outcome.experiment.instances == 1 or ALGORITHM_1 not in names:
+        return ""
+    numbers = instances_to_level(outcome, results)
+    labels = {group.entry.name: group.entry.label for group in outcome.groups}
+    others = [other for other in names if other != ALGORITHM_1]
+    counts = [(other, compare(numbers, ALGORITHM_1, other)) for other in others]
+    told = [f"than {labels[other]} on {c.wins} of {c.instances}" for other, c in counts]
+    return (
+        f"{labels[ALGORITHM_1]} is sooner {', '.join(told)} instances (without those where neither "
+        "gets there)."
+    )
+
+
+def _rates(outcome: Outcome, results: Results) -> list[str]:
+    """How fast the smallest gradient falls, and whether the theorem's rate holds."""
+    found = [rate_of(group, results) for group in outcome.groups]
+    fits = [fit for fit in found if fit is not None]
+    if not fits:
         return []
-    measure = measure_of(outcome, runs.results)
-    said = [against_sgd(outcome, runs, measure)]
-    if outcome.experiment.instances == 1:
-        said += [gamma_of(group, runs.results) for group in outcome.groups]
-    return [sentence for sentence in said if sentence]
+    slopes = "; ".join(
+        f"k^{fit.slope:.2f} for delta {fit.delta:g} (the theorem: k^{fit.bound:.2f})"
+        for fit in fits
+    )
+    supported = sum(fit.verdict == "supported" for fit in fits)
+    return [
+        f"Over the last decade of k, the smallest mean square of the gradient falls as {slopes}.",
+        "The theorem is an upper bound, so a steeper slope is no failure: within its interval the "
+        f"slope is at most the theorem's for {supported} of {len(fits)} delta.",
+    ]
 
 
 def measure_of(outcome: Outcome, results: Results) -> str:

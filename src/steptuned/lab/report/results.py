@@ -9,21 +9,24 @@ from typing import Any
 
 from steptuned.lab.claims.judging import TUNED, Claim
 from steptuned.lab.claims.verdicts import Judgement, as_data, judge
+from steptuned.lab.experiment import Experiment
 from steptuned.lab.measures import BY_KEY
-from steptuned.lab.paired_runs import PairedRuns
+from steptuned.lab.paired_runs import PairedAtScales
+from steptuned.lab.problems import PROBLEMS
+from steptuned.lab.problems.image_problem import ImageProblem
 from steptuned.lab.problems.table1 import TABLE_1
-from steptuned.lab.report import figures, prose, tables
+from steptuned.lab.report import figures, prose, provenance, tables
 from steptuned.lab.report.tables import SYMBOLS, Table
 from steptuned.lab.results import Results, TolerantResults, outcome_of, sources
 from steptuned.lab.search import Outcome
 from steptuned.lab.store import Store
 from steptuned.lab.table2 import Timings
 
-SIZES = {
-    "paper": "The paper's own sizes, where it is an experiment of the paper.",
-    "short": "All images, a tenth of the paper's epochs; 16x16 pixels for (a), (b), (c).",
-    "small": "A tenth of the images, all epochs; 16x16 pixels for (a), (b), (c).",
-    "demo": "Much smaller than scale paper: see the sizes on the figures.",
+OF_THE_PAPER = re.compile(r"figure-(?:[23]|[456][a-f]?)")
+"""The names of the paper's own experiments."""
+IMAGES = {
+    "short": "All images, a tenth of the paper's epochs",
+    "small": "A tenth of the images (a twentieth for Network in Network), all epochs",
 }
 LEGEND = (
     "✔ reproduced, ✘ not reproduced (at least 5 seeds or 20 instances); (✔) consistent, "
@@ -32,7 +35,8 @@ LEGEND = (
 )
 CONTROLS = {"controls-a": "figure-4a", "controls-f": "figure-6f"}
 """The experiments with controls, and what the figure of gamma shows where they have no runs."""
-VARIANTS = "beyond-"
+VARIANTS = re.compile(r"beyond-.*|text")
+"""The names of the experiments with variants of the method."""
 PUBLISHED = "published.json"
 """The verdicts that come with the package, made from the project's own evidence."""
 MARKER = "verdicts"
@@ -58,12 +62,10 @@ class Page:
     store: Path
     pictures: Path
     results: TolerantResults
+    runs: PairedAtScales
     sections: list[Section]
     judged: list[tuple[Claim, Judgement]]
     written: list[Path]
-
-    def runs(self, scale: str) -> PairedRuns:
-        return PairedRuns(self.store, scale)
 
     def draw(self, name: str, panels: list[Outcome], stem: str) -> str:
         """Draw a figure and write its numbers as JSON. Returns the link for the page."""
@@ -92,12 +94,14 @@ def write(
         verdicts: the file to write the packaged verdicts to.
     """
     results = TolerantResults(Store(store), [])
+    runs = PairedAtScales(store, results)
     made = Page(
         store,
         page.parent / "figures",
         results,
+        runs,
         _sections(store, results),
-        judge(store),
+        judge(store, runs=runs),
         [page],
     )
     parts = [
@@ -128,7 +132,7 @@ def _sections(store: Path, results: TolerantResults) -> list[Section]:
         panels = [outcome for outcome in panels if has_runs(outcome, results)]
         if panels:
             found.append(Section(source.name, source.scale, panels))
-    return found
+    return sorted(found, key=lambda section: (section.name, section.scale))
 
 
 # ----------------------------------------------------------------------------------------- verdicts
@@ -136,10 +140,10 @@ def _sections(store: Path, results: TolerantResults) -> list[Section]:
 
 def verdict_table(judged: list[tuple[Claim, Judgement]]) -> Table:
     """One line per claim."""
-    table = Table("", ["", "#", "claim", "verdict", "n", "scale"])
+    table = Table("", ["", "#", "claim", "verdict", "problems", "n", "scale"])
     for claim, j in judged:
-        row = [SYMBOLS[j.verdict], str(claim.number), claim.text, j.verdict, j.size]
-        table.rows.append([*row, ", ".join(j.scales)])
+        row = [SYMBOLS[j.verdict], str(claim.number), claim.text, j.verdict]
+        table.rows.append([*row, j.problems, j.size, ", ".join(j.scales)])
     return table
 
 
@@ -171,8 +175,10 @@ def with_verdicts(readme: str, judged: list[tuple[Claim, Judgement]]) -> str:
 
 def as_published(judged: list[tuple[Claim, Judgement]]) -> str:
     """The verdicts as they are packaged: JSON, one claim per line."""
-    kept = ("number", "claim", "verdict", "n", "pairs", "scales", "measured")
-    rows = [{key: one[key] for key in kept} for one in as_data(judged)]
+    left_out = ("criterion", "thresholds", "comparisons", "criteria")
+    rows = [
+        {key: value for key, value in one.items() if key not in left_out} for one in as_data(judged)
+    ]
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 
 
@@ -251,7 +257,7 @@ def _control_figure(page: Page) -> list[str]:
         parts.append(f"{what}, at scale {scale}{without}:")
         parts.append(page.draw("gamma and its controls", panels, f"gamma-{scale}"))
         for outcome in controls:
-            parts += [" ".join(prose.sentences(outcome, page.runs(scale)))]
+            parts += [" ".join(prose.sentences(outcome, page.runs[scale]))]
             parts += _against_sgd(page, outcome)
     return parts
 
@@ -271,7 +277,13 @@ def _control_panels(page: Page, scale: str) -> list[Outcome]:
 
 def _against_sgd(page: Page, outcome: Outcome) -> list[str]:
     measure = BY_KEY[prose.measure_of(outcome, page.results)]
-    found = tables.against_sgd(outcome, page.runs(outcome.experiment.scale), measure)
+    found = tables.against_sgd(outcome, page.runs[outcome.experiment.scale], measure)
+    return [table.markdown() for table in found]
+
+
+def _against_base(page: Page, outcome: Outcome) -> list[str]:
+    measure = BY_KEY[prose.measure_of(outcome, page.results)]
+    found = tables.against_base(outcome, page.runs[outcome.experiment.scale], measure)
     return [table.markdown() for table in found]
 
 
@@ -279,9 +291,7 @@ def _against_sgd(page: Page, outcome: Outcome) -> list[str]:
 
 
 def _figures(page: Page) -> list[str]:
-    chosen = [
-        s for s in page.sections if s.name not in CONTROLS and not s.name.startswith(VARIANTS)
-    ]
+    chosen = [s for s in page.sections if s.name not in CONTROLS and not VARIANTS.fullmatch(s.name)]
     return (
         ["## Figures", *(part for section in chosen for part in _section(page, section))]
         if chosen
@@ -291,11 +301,13 @@ def _figures(page: Page) -> list[str]:
 
 def _section(page: Page, section: Section) -> list[str]:
     name, scale, panels = section.name, section.scale, section.panels
-    parts = [f"### {name}, scale {scale}", f"{SIZES[scale]} {_machine(panels, page.results)}"]
+    environments = provenance.environments_of(panels, page.results)
+    made = [*provenance.sentences(environments), provenance.other_criteria(environments)]
+    parts = [f"### {name}, scale {scale}", " ".join(filter(None, [sizes(panels), *made]))]
     parts.append(page.draw(name, panels, section.stem))
     for outcome in panels:
         parts += [outcome.experiment.note] if outcome.experiment.note else []
-        said = prose.sentences(outcome, page.runs(scale))
+        said = prose.sentences(outcome, page.runs[scale])
         letter = f"**{outcome.experiment.name}.** " if len(panels) > 1 else ""
         parts += [letter + " ".join(said)] if said else []
         parts += [table.markdown() for table in tables.summary(outcome, page.results)]
@@ -309,25 +321,33 @@ def _table_2(store: Path) -> list[str]:
         measured = {timing.problem for timing in timings}
         missing = ", ".join(f"({letter})" for letter in TABLE_1 if letter not in measured)
         note = f" Not measured: {missing}." if missing else ""
-        machine = environment_sentence(timings[0].environment)
+        made_in = [timing.environment for timing in timings]
+        machine = " ".join(
+            filter(None, [*provenance.sentences(made_in), provenance.other_criteria(made_in)])
+        )
         parts.append(f"## Table 2, scale {scale}, {where}\n\n{machine}{note}")
         parts += [table.markdown() for table in tables.wall_clock(timings)]
     return parts
 
 
 def _variants(page: Page) -> list[str]:
-    chosen = [section for section in page.sections if section.name.startswith(VARIANTS)]
+    chosen = [section for section in page.sections if VARIANTS.fullmatch(section.name)]
     if not chosen:
         return []
     return [
         "## Variants",
-        "See [Variants](variants.md).",
+        "What the variants are: [Variants](variants.md). All methods have the same number of "
+        "back-propagations.",
         *(
             part
             for section in chosen
             for part in (
                 *_section(page, section),
-                *(table for outcome in section.panels for table in _against_sgd(page, outcome)),
+                *(
+                    table
+                    for outcome in section.panels
+                    for table in (*_against_sgd(page, outcome), *_against_base(page, outcome))
+                ),
             )
         ),
     ]
@@ -343,8 +363,13 @@ def _checking(page: Page) -> list[str]:
     open_ = ", ".join(str(claim.number) for claim, j in page.judged if j.verdict == "not run")
     parts = ["## The claims in detail", f"Not judged (runs missing): {open_ or 'none'}."]
     parts += [table.markdown() for table in tables.claims(known)] if known else []
-    parts += [table.markdown() for table in tables.profiles(page.store)]
-    return [*parts, "## How to check this page", CHECKING]
+    parts += [table.markdown() for table in tables.profiles(page.runs)]
+    environments = provenance.environments_of(
+        [outcome for section in page.sections for outcome in section.panels], page.results
+    )
+    timed = [t.environment for timings in Timings(page.store).sets().values() for t in timings]
+    rewritten = provenance.rewritten_history([*environments, *timed])
+    return [*parts, "## How to check this page", CHECKING, *([rewritten] if rewritten else [])]
 
 
 CHECKING = """\
@@ -370,19 +395,29 @@ def has_runs(outcome: Outcome, results: Results) -> bool:
     )
 
 
-def _machine(panels: list[Outcome], results: Results) -> str:
-    """The environments in which the runs were made, each once."""
-    specs = [
-        spec for outcome in panels for group in outcome.groups for spec in group.specs.values()
+def sizes(panels: list[Outcome]) -> str:
+    """The sizes of the problems and the lengths of the runs, in a sentence or two."""
+    experiments = [outcome.experiment for outcome in panels]
+    scale = experiments[0].scale
+    said = dict.fromkeys(map(figures.size_of, experiments))
+    if len(said) > 1:
+        said = dict.fromkeys(f"{e.name}: {figures.size_of(e)}" for e in experiments)
+    sentences = [f"{'; '.join(said)}."]
+    pixels = {e.options.get("size", 32) for e in experiments if _has_images(e)}
+    if scale == "demo":
+        sentences.append("Much smaller than scale paper.")
+    elif scale == "paper" and all(OF_THE_PAPER.fullmatch(e.name) for e in experiments):
+        sentences.append("These are the paper's own sizes.")
+    elif scale in IMAGES and pixels:
+        small = "; 16x16 pixels instead of 32x32" if 16 in pixels else ""
+        sentences.append(f"{IMAGES[scale]}{small}.")
+    others = {e.instances - 1 for e in experiments if e.tune == "first" and e.instances > 1}
+    sentences += [
+        f"Hyper-parameters are chosen on the first instance; the other {n} are compared."
+        for n in others
     ]
-    environments = [results.run(spec).environment() for spec in specs]
-    return " ".join(dict.fromkeys(environment_sentence(e) for e in environments if e))
+    return " ".join(sentences)
 
 
-def environment_sentence(e: dict[str, object]) -> str:
-    """Versions and machine in a sentence. Missing values are shown as question marks."""
-    keys = ("steptuned", "commit", "torch", "python", "cpu", "device", "threads")
-    steptuned, commit, torch, python, cpu, device, threads = (e.get(key, "?") for key in keys)
-    text = f" with the text {e['text']}" if "text" in e else ""
-    versions = f"steptuned {steptuned} ({commit}), torch {torch}, Python {python}{text}"
-    return f"{versions}, {cpu}, {device}, {threads} thread{'s' * (threads != 1)}."
+def _has_images(experiment: Experiment) -> bool:
+    return issubclass(PROBLEMS[experiment.problem], ImageProblem)

@@ -2,7 +2,6 @@
 
 import textwrap
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from steptuned.lab.claims.criteria import criteria_hash
 from steptuned.lab.claims.judging import OTHERS, TUNED, Claim
 from steptuned.lab.claims.networks import SIX
 from steptuned.lab.claims.verdicts import JUDGED, Judgement, Verdict
-from steptuned.lab.measures import COMPARED, LOSS, Measure
+from steptuned.lab.measures import COMPARED, COUNTS, LOSS, Measure
 from steptuned.lab.methods import METHODS
-from steptuned.lab.paired_runs import MissingRuns, PairedRuns
+from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedAtScales, PairedRuns
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.rate import rate_of
 from steptuned.lab.report.figures import label_of
@@ -57,7 +56,7 @@ class Table:
 
     def markdown(self) -> str:
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        rows = [" | ".join(cell.replace("|", "/") for cell in line) for line in lines]
+        rows = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
         heading = [f"**{self.title}**", ""] if self.title else []
         return "\n".join([*heading, *(f"| {row} |" for row in rows)])
 
@@ -75,11 +74,11 @@ def summary(outcome: Outcome, results: Results) -> list[Table]:
 def _methods(outcome: Outcome, results: Results) -> Table:
     """One row per method, on the first instance."""
     groups = [group for group in outcome.groups if group.instance == 0]
-    finals = {group.entry.name: _finals(group, results) for group in groups}
+    finals = {group.entry.name: finals_of(group, results) for group in groups}
     everyone = [record for records in finals.values() for record in records]
     level = Level.of(outcome, everyone)
     others = [m for m in COMPARED if m is not LOSS and any(m.key in r for r in everyone)]
-    columns = ["method and choice", "grid", "seeds", "bp"]
+    columns = ["method and choice", "grid", "seeds", COUNTS["bp"]]
     columns += [f"final {LOSS.name}: mean (min to max)", level.title, *(m.name for m in others)]
     table = Table(_title(outcome), columns)
     for group in groups:
@@ -108,11 +107,11 @@ class Level:
     def of(cls, outcome: Outcome, finals: list[dict[str, Any]]) -> "Level":
         if not outcome.star:
             loss = 1.1 * min((record["loss"] for record in finals), default=0.0)
-            return cls(f"bp to {LOSS.name} = {loss:.3g}", {}, loss)
+            return cls(f"{COUNTS['bp']} to {LOSS.name} = {loss:.3g}", {}, loss)
         within = outcome.experiment.selection.within
         stars = {seed: star for (instance, seed), star in outcome.star.items() if instance == 0}
         losses = {seed: star + within for seed, star in stars.items()}
-        return cls(f"bp to J* + {within:g}", losses)
+        return cls(f"{COUNTS['bp']} to J* + {within:g}", losses)
 
     def reached(self, group: Group, results: Results) -> str:
         """The median number of back-propagations to the level, and how many seeds reach it."""
@@ -120,31 +119,32 @@ class Level:
         logs = {seed: results.records(spec) for seed, spec in group.specs.items()}
         times = [first_below(log, levels[seed]) for seed, log in logs.items()]
         there = [time for time in times if time is not None]
-        return f"{np.median(there):.0f} ({len(there)}/{len(times)})" if there else "never"
+        return f"{np.median(there):g} ({len(there)}/{len(times)})" if there else "never"
 
 
 def ranking(outcome: Outcome, results: Results) -> str:
-    """The order of the methods at the end, in a sentence, if there is one instance."""
+    """The order at the end of the methods with enough seeds, in words, if there is one instance."""
     if outcome.experiment.instances > 1 or outcome.experiment.figure == "rate":
         return ""
-    finals = {group.entry.label: _finals(group, results) for group in outcome.groups}
+    finals = {group.entry.label: finals_of(group, results) for group in outcome.groups}
+    finals = {label: ends for label, ends in finals.items() if len(ends) >= FEWEST["seeds"]}
     orders = []
     for measure in COMPARED:
         means = {
             label: float(np.mean([record[measure.key] for record in records]))
             for label, records in finals.items()
-            if records and measure.key in records[0]
+            if measure.key in records[0]
         }
         highest = measure.better == "max"
         order = sorted(means, key=means.__getitem__, reverse=highest)
         if len(order) > 1:
-            words = f"{'highest' if highest else 'lowest'} {measure.name}"
-            orders.append(f"{words}: {', '.join(order)}")
-    start = "From best to worst at the end, by the mean of the seeds"
-    return f"{start}, {'; '.join(orders)}." if orders else ""
+            words = f"{'Highest' if highest else 'Lowest'} {measure.name}"
+            orders.append(f"{words}: {'; '.join(order)}.")
+    start = "From best to worst at the end, by the mean of the seeds."
+    return f"{start} {' '.join(orders)}" if orders else ""
 
 
-def _finals(group: Group, results: Results) -> list[dict[str, Any]]:
+def finals_of(group: Group, results: Results) -> list[dict[str, Any]]:
     """The final values of the finished seeds."""
     finals = [results.final(spec) for spec in group.specs.values()]
     return [final for final in finals if final is not None]
@@ -152,7 +152,8 @@ def _finals(group: Group, results: Results) -> list[dict[str, Any]]:
 
 def _title(outcome: Outcome) -> str:
     experiment = outcome.experiment
-    return f"{experiment.name} ({experiment.scale}): {experiment.title}"
+    first = "; the first instance" if experiment.instances > 1 else ""
+    return f"{experiment.name} ({experiment.scale}): {experiment.title}{first}"
 
 
 def _seeds(finished: int, asked: int) -> str:
@@ -160,13 +161,16 @@ def _seeds(finished: int, asked: int) -> str:
 
 
 def _grid(group: Group, rule: str) -> str:
-    diverged = sum(trial.score is None for trial in group.trials)
+    """How many points of the grid were tried, how many did not work, and where the winner is."""
+    without = sum(trial.score is None for trial in group.trials)
     notes = [f"{len(group.trials)} tried"] if len(group.trials) > 1 else []
-    notes += [f"{diverged} without score"] if diverged and notes else []
     score = group.winner.score if group.winner else None
-    if notes and rule == "soonest" and score is not None and score.unit == "loss":
+    by_time = score is not None and score.unit == "back-propagations"
+    if without and notes:
+        notes.append(f"{without} {'not near J*' if by_time else 'diverged or unfinished'}")
+    if notes and rule == "soonest" and score is not None and not by_time:
         notes.append(f"none near J*, best by {score}")
-    notes += [f"winner on the EDGE: {', '.join(group.edges)}"] if group.edges else []
+    notes += [f"winner at the edge of the grid: {', '.join(group.edges)}"] if group.edges else []
     return ", ".join(notes)
 
 
@@ -179,9 +183,9 @@ def _instances(outcome: Outcome, results: Results) -> Table:
     what = level if soonest else f"{LOSS.name} at the end"
     base = "sgd" if "sgd" in numbers else next(iter(numbers))
     columns = ["method", "reached" if soonest else "finished", "median (quartiles)"]
-    columns += [f"smaller than {base} on", "95 % interval", "median ratio"]
-    table = Table(f"{what}, over {outcome.experiment.instances} instances", columns)
     labels = {group.entry.name: group.entry.label for group in outcome.groups}
+    columns += [f"smaller than {labels[base]} on", "95 % interval of that share", "median ratio"]
+    table = Table(f"{what}, over {len(numbers[base])} instances", columns)
     for name, of_method in numbers.items():
         values = [v for v in of_method if v is not None]
         low, middle, high = np.quantile(values, QUARTERS) if values else [np.nan] * 3
@@ -203,7 +207,7 @@ def _rates(outcome: Outcome, results: Results) -> Table:
         fit = rate_of(group, results)
         if fit is not None:
             slope = f"{fit.slope:.3f} ({fit.low:.3f} to {fit.high:.3f})"
-            row = [f"{fit.delta:g}", str(len(_finals(group, results))), f"{fit.k[-1]:.0f}", slope]
+            row = [f"{fit.delta:g}", str(len(finals_of(group, results))), f"{fit.k[-1]:.0f}", slope]
             table.rows.append([*row, f"{fit.bound:.3f}", fit.verdict])
     return table
 
@@ -211,7 +215,7 @@ def _rates(outcome: Outcome, results: Results) -> Table:
 def claim_block(claim: Claim, j: Judgement, width: int) -> str:
     """A claim for the terminal: its verdict, its text and what was measured, wrapped."""
     scale = f"scale {', '.join(j.scales)}" if j.scales else ""
-    verdict = ", ".join(filter(None, (j.verdict, j.size, scale)))
+    verdict = ", ".join(filter(None, (j.verdict, j.problems, j.size, scale)))
     indent = " " * 8
     details = [
         textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
@@ -240,18 +244,17 @@ def added_claims(judged: list[tuple[Claim, Judgement]]) -> str:
 
 
 def _verdicts(judged: list[tuple[Claim, Judgement]]) -> Table:
-    columns = ["#", "verdict", "claim", "n", "weakest comparison [95 % interval]"]
+    columns = ["#", "verdict", "claim", "problems", "n", "comparison with the largest p"]
     table = Table("the paper's claims, judged by these runs", [*columns, "scale", "measured"])
     for claim, j in judged:
-        weakest = None if j.weakest is None else j.weakest.result
-        numbers = "" if weakest is None else f"{interval(weakest)}, p = {weakest.p:.2g}"
-        row = [str(claim.number), j.verdict, claim.text, j.size, numbers, ", ".join(j.scales)]
-        table.rows.append([*row, _measured(j)])
+        row = [str(claim.number), j.verdict, claim.text, j.problems, j.size, str(j.weakest or "")]
+        table.rows.append([*row, ", ".join(j.scales), _measured(j)])
     return table
 
 
 def _measured(judgement: Judgement) -> str:
-    return ". ".join(filter(None, (judgement.measured, other_criteria(judgement))))
+    other = other_criteria(judgement.other_criteria)
+    return ". ".join(filter(None, (judgement.measured, other)))
 
 
 def _comparisons(judged: list[tuple[Claim, Judgement]]) -> Table:
@@ -267,13 +270,12 @@ def _comparisons(judged: list[tuple[Claim, Judgement]]) -> Table:
     return table
 
 
-def profiles(folder: Path) -> list[Table]:
+def profiles(at: PairedAtScales) -> list[Table]:
     """How often each method's final plain loss is within a factor of the best, for each scale."""
     methods = (*OTHERS, TUNED)
     tables = []
     for scale in JUDGED:
-        runs = PairedRuns(folder, scale)
-        means = {name: _final_means(runs, name, methods) for name in SIX}
+        means = {name: _final_means(at[scale], name, methods) for name in SIX}
         finals = {name: values for name, values in means.items() if values is not None}
         if len(finals) < 2:
             continue
@@ -327,13 +329,44 @@ def against_sgd(outcome: Outcome, runs: PairedRuns, measure: Measure) -> list[Ta
     return [table] if len(table.rows) > 1 else []
 
 
+def base_of(method: str) -> str:
+    """The method that a method with a tuned step is a variant of; empty if there is none."""
+    named = [str(vars(cls)["name"]) for cls in METHODS[method].__mro__[1:] if "name" in vars(cls)]
+    return named[0] if named and METHODS[method].logs_gamma else ""
+
+
+def against_base(outcome: Outcome, runs: PairedRuns, measure: Measure) -> list[Table]:
+    """The final values of each variant relative to the method it is a variant of.
+
+    A method with a tuned step is compared with the same method without, a variant of Step-Tuned SGD
+    with Step-Tuned SGD. Empty if there is nothing to compare.
+    """
+    name = outcome.experiment.name
+    columns = ["A / B", "pairs", "median [95 % interval]", "p", "A below B in"]
+    title = f"{name} ({outcome.experiment.scale}): variants against their base, by final"
+    table = Table(f"{title} {measure.label}", columns)
+    entries = {group.entry.name: group.entry for group in outcome.groups}
+    for entry in entries.values():
+        base = base_of(entry.method)
+        if base not in entries or entry.name == base:
+            continue
+        try:
+            pairs = runs.pairs((entry.name, base), name)
+            values = [runs.finals(name, one, pairs, measure.key) for one in (entry.name, base)]
+        except MissingRuns:
+            continue
+        c = compare_ratios(*values)
+        row = [f"{entry.label} / {entries[base].label}", str(pairs.n), interval(c), f"{c.p:.2g}"]
+        table.rows.append([*row, f"{round(c.better * c.n)} of {c.n}"])
+    return [table] if table.rows else []
+
+
 def interval(c: Comparison) -> str:
     return f"{c.median:.3g} [{c.low:.3g}, {c.high:.3g}]"
 
 
-def other_criteria(judgement: Judgement) -> str:
-    """A note on runs that were made under other criteria than those that judge them."""
-    n = judgement.other_criteria
+def other_criteria(n: int) -> str:
+    """A note on this many runs that were made under other criteria; empty without any."""
     return f"made under other criteria: {n} run{'s' * (n > 1)}" if n else ""
 
 
@@ -346,7 +379,8 @@ def _ratios(timings: list[Timing]) -> Table:
     compared = [name for name in TIMED if name != "sgd"]
     columns = ["problem", *(f"{METHODS[name].label} [paper]" for name in compared)]
     what = "time per epoch relative to SGD, median (quartiles) of the ratio [the paper's]"
-    table = Table(f"table-2 ({timings[0].scale}): {what}", [*columns, "rounds", "bp per round"])
+    columns += ["rounds", "back-propagations per round"]
+    table = Table(f"table-2 ({timings[0].scale}): {what}", columns)
     for timing in timings:
         row = [_problem(timing)]
         for name in compared:

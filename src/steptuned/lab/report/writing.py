@@ -19,8 +19,9 @@ from steptuned.lab.claims.criteria import criteria_hash
 from steptuned.lab.claims.judging import Claim
 from steptuned.lab.claims.verdicts import Judgement, Verdict, as_data, judge
 from steptuned.lab.measures import COMPARED
-from steptuned.lab.report import figures, tables
-from steptuned.lab.report.results import environment_sentence, published
+from steptuned.lab.paired_runs import PairedAtScales
+from steptuned.lab.report import figures, provenance, tables
+from steptuned.lab.report.results import published
 from steptuned.lab.report.view import Panel, Shown, View, columns_of, view_of
 from steptuned.lab.results import TolerantResults
 from steptuned.lab.store import COMPLETE, Store
@@ -44,7 +45,8 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
     for figure in shown:
         for panel in figure["panels"]:
             panel["index"] = index[panel["id"]]
-    judged = judge(folder)
+    paired = PairedAtScales(folder, results)
+    judged = judge(folder, runs=paired)
     runs, measured = results.store.runs(), Timings(folder).sets().values()
     page = _template().render(
         name=folder.resolve().name,
@@ -53,7 +55,7 @@ def write(folder: Path, report: Path, command: str, refresh: int = 0) -> Path:
         runs=len(runs),
         unfinished=sum(run.status() not in COMPLETE for run in runs),
         damaged=list(dict.fromkeys(view.damaged)),
-        profiles=tables.profiles(folder),
+        profiles=tables.profiles(paired),
         figures=shown,
         illustration=_illustration(folder, report),
         timings=[table for timings in measured for table in tables.wall_clock(timings)],
@@ -97,12 +99,15 @@ def write_claims(
 def _claims(judged: list[tuple[Claim, Judgement]]) -> dict[str, Any]:
     """What the page says about the claims."""
     counts = Counter(judgement.verdict for _, judgement in judged)
-    packaged = {one["number"]: one for one in published()}
+    packaged = {
+        one["number"]: one | {"other": tables.other_criteria(one["other_criteria"])}
+        for one in published()
+    }
     rows = [
         {
             **data,
             "weakest": str(judgement.weakest or ""),
-            "other": tables.other_criteria(judgement),
+            "other": tables.other_criteria(judgement.other_criteria),
             "packaged": packaged.get(data["number"]),
         }
         for data, (_, judgement) in zip(as_data(judged), judged, strict=True)
@@ -162,6 +167,7 @@ def _figure(figure: Shown, results: TolerantResults, report: Path) -> dict[str, 
         "width": width,
         "height": height,
         "command": figure.command,
+        "other": provenance.other_criteria(provenance.environments_of(figure.outcomes, results)),
         "panels": panels,
         "still": bool(several),
         "tables": [table for outcome in several for table in tables.summary(outcome, results)[1:]],
@@ -203,4 +209,4 @@ def _size(png: Path) -> tuple[int, int]:
 
 def _environments(view: View, folder: Path) -> list[str]:
     timed = [t.environment for timings in Timings(folder).sets().values() for t in timings]
-    return list(dict.fromkeys(map(environment_sentence, [*view.environments, *timed])))
+    return provenance.sentences([*view.environments, *timed])
