@@ -155,7 +155,14 @@ def test_the_command_says_in_one_sentence_that_a_number_is_taken(tmp_path, file)
 
 @pytest.mark.parametrize(
     ("name", "letter"),
-    [("figure-4a", "(a)"), ("controls-f", "(f)"), ("controls-mine", ""), ("figure-3", "")],
+    [
+        ("figure-4a", "(a)"),
+        ("controls-f", "(f)"),
+        ("beyond-a", "(a)"),
+        ("text", "text"),
+        ("controls-mine", ""),
+        ("figure-3", ""),
+    ],
 )
-def test_only_problems_of_table_1_have_a_letter(name, letter):
+def test_problems_of_table_1_have_a_letter_and_the_text_its_name(name, letter):
     assert problem_letter(name) == letter

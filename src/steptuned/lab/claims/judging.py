@@ -149,9 +149,11 @@ def final_below(
 
 
 def problem_letter(name: str) -> str:
-    """The letter in Table 1 of an experiment's problem, such as "(a)"; empty without one."""
-    found = re.fullmatch(r"(?:figure-[456]|controls-)([a-f])", name)
-    return f"({found[1]})" if found else ""
+    """The letter in Table 1 of an experiment's problem, such as "(a)"; "text"; else empty."""
+    found = re.fullmatch(r"(?:figure-[456]|controls-|beyond-)([a-f])", name)
+    if found:
+        return f"({found[1]})"
+    return name if name == "text" else ""
 
 
 def problems_in(names: Iterable[str], of: str) -> str:
