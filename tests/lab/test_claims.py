@@ -835,7 +835,7 @@ def test_every_list_of_claims_says_which_problems_are_in(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "published", lambda: packaged)
     page = writing.write(tmp_path / "out", tmp_path / "report", "steptuned report").read_text()
     assert f"<td>{said}</td>" in page
-    (cell,) = re.findall(r'<td class="packaged">(reproduced.*?)</td>', page, re.DOTALL)
+    (cell,) = re.findall(r'<td class="packaged">(✔\s+reproduced.*?)</td>', page, re.DOTALL)
     assert f"({said}, 5 seeds, small, paper)" in " ".join(cell.split())
     assert "made under other criteria: 2 runs" in cell
 
@@ -899,7 +899,7 @@ def test_the_report_shows_verdict_criterion_interval_and_other_criteria(tmp_path
     for run in runs_of(tmp_path, method="adam"):
         write_json(run.folder / "environment.json", {})
     page = writing.write(tmp_path, tmp_path / "report", "steptuned report").read_text()
-    assert '<span class="verdict consistent">consistent</span> 1' in page
+    assert '<span class="verdict consistent">(✔) consistent</span> 1' in " ".join(page.split())
     assert page.count('<span class="verdict consistent">') == 2
     assert "made under other criteria: 3 runs" in page
     assert criterion(9).criterion.replace("'", "&#39;") in page

@@ -204,10 +204,14 @@ def test_variants_are_compared_with_the_method_they_are_based_on(tmp_path, monke
             "Step-Tuned SGD, relative / Step-Tuned SGD",
             "Step-Tuned SGD, relative, T = 4 / Step-Tuned SGD",
             "Step-Tuned SGD, relative, T = 16 / Step-Tuned SGD",
-            "SGD with momentum, step-tuned / SGD with momentum",
-            "AdamW, step-tuned / AdamW",
+            *(
+                f"{tuned}, step-tuned{bounds}, T = {T} / {base}"
+                for tuned, base in (("Momentum", "SGD with momentum"), ("AdamW", "AdamW"))
+                for bounds in ("", ", absolute")
+                for T in (1, 4, 16)
+            ),
         }
-        pairs, ratio, p, below = rows["AdamW, step-tuned / AdamW"]
+        pairs, ratio, p, below = rows["AdamW, step-tuned, T = 4 / AdamW"]
         assert (pairs, p, below) == ("5", "0.031", "5 of 5")
         assert 0.4 < float(ratio.split()[0]) < 0.6
 
@@ -227,7 +231,7 @@ def test_text_is_among_the_variants_and_has_no_images(tmp_path, monkeypatch):
     assert "### text, scale small" in after
     assert "4,000 training windows, 10 epochs, 5 seeds." in after
     assert "images" not in after.split("### text")[1].split("## The claims")[0]
-    assert "| AdamW, step-tuned / AdamW | 5 |" in after
+    assert "| AdamW, step-tuned, T = 4 / AdamW | 5 |" in after
 
 
 def test_an_order_needs_three_seeds_and_labels_may_have_commas(tmp_path, monkeypatch):
@@ -240,4 +244,4 @@ def test_an_order_needs_three_seeds_and_labels_may_have_commas(tmp_path, monkeyp
             assert said == ""
     assert said.startswith("From best to worst at the end, by the mean of the seeds. Lowest J: ")
     assert "; AdamW; " in said
-    assert "AdamW, step-tuned; " in said
+    assert "AdamW, step-tuned, T = 4; " in said

@@ -283,7 +283,8 @@ def test_verdicts_have_symbols_and_the_packaged_ones_are_beside_them(tmp_path):
     page = page_of(tmp_path)
     for one in published():
         symbol = f"{SYMBOLS[one['verdict']]} {one['verdict']}"
-        size = f"({one['n']} {one['pairs']}, {', '.join(one['scales'])})" if one["n"] else ""
+        words = (one["problems"], f"{one['n']} {one['pairs']}", *one["scales"])
+        size = f"({', '.join(filter(None, words))})" if one["n"] else ""
         row = next(row for row in page.split("<tr>") if row.startswith(f"<td>{one['number']}<"))
         packaged = re.sub("<.*?>", "", row.split('<td class="packaged">')[1].split("</td>")[0])
         assert " ".join(packaged.split()) == f"{symbol} {size}".strip()
