@@ -208,7 +208,7 @@ def test_the_quick_start_example_learns(capsys):
 
 
 def test_the_digits_example_compares_and_draws(tmp_path):
-    command = [sys.executable, ROOT / "examples" / "digits.py", "--epochs", "3", "--out", tmp_path]
+    command = [sys.executable, ROOT / "examples" / "digits.py", "--epochs", "1", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "Step-Tuned SGD" in done.stdout
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")

@@ -34,6 +34,7 @@ budget = {{ iterations = {budget} }}
 log_every = 6
 [options]
 network = "{network}"
+size = {size}
 rows = {rows}
 test_rows = 20
 batch = {batch}
@@ -110,10 +111,10 @@ def all_numbers(folder):
 @pytest.fixture
 def files(tmp_path):
     """A network without noise, and one with dropout, on mini-batches of which the last is short."""
-    sizes = {"plain": ("lenet", 67, 32, 12), "noisy": ("nin", 60, 16, 14)}
-    for name, (network, rows, batch, budget) in sizes.items():
+    sizes = {"plain": ("lenet", 32, 67, 32, 12), "noisy": ("nin", 16, 60, 16, 14)}
+    for name, (network, size, rows, batch, budget) in sizes.items():
         (tmp_path / f"{name}.toml").write_text(
-            EXPERIMENT.format(network=network, rows=rows, batch=batch, budget=budget)
+            EXPERIMENT.format(network=network, size=size, rows=rows, batch=batch, budget=budget)
         )
     return [tmp_path / f"{name}.toml" for name in sizes]
 
