@@ -2,11 +2,14 @@
 
 import os
 import signal
+import time
+from functools import partial
 
 import pytest
 import torch
 from rich.console import Console
 
+from processes import PATIENCE
 from specs import make_spec
 from steptuned.lab import sweep as sweep_module
 from steptuned.lab.engine import LocalEngine, WorkerConfig, share
@@ -161,6 +164,23 @@ def deadly_work(*arguments):
 
     problems.PROBLEMS["regression"] = Deadly
     return work(*arguments)
+
+
+def meet(folder, config):
+    """Wait until another process is here too. Returns the threads of the worker."""
+    (folder / f"{os.getpid()}").touch()
+    deadline = time.monotonic() + PATIENCE
+    while len(list(folder.iterdir())) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return os.getpid(), config.threads
+
+
+def test_the_time_of_runs_is_measured_by_all_workers_at_once(sweep, tmp_path):
+    (tmp_path / "met").mkdir()
+    met = sweep.engine.measure(partial(meet, tmp_path / "met"))
+    assert len({pid for pid, _ in met} - {os.getpid()}) == 2
+    assert {threads for _, threads in met} == {1}
 
 
 def test_the_estimate_has_the_right_order_of_magnitude(experiment):

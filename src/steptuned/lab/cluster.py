@@ -9,13 +9,13 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptuned.lab.engine import EngineError, WorkerConfig, share, work
+from steptuned.lab.engine import EngineError, T, WorkerConfig, share, work
 from steptuned.lab.store import ENDED, TRIES, Run
 
 if TYPE_CHECKING:
@@ -114,6 +114,9 @@ class DaskEngine:
                     yield tried.run
             yield self._waits_for()
             time.sleep(0.2)
+
+    def measure(self, measured: Callable[[WorkerConfig], T]) -> list[T]:
+        return [measured(self.config)]
 
     def _submit(self, run: Run) -> "Future[None]":
         data = os.environ.get("STEPTUNED_DATA")

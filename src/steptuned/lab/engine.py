@@ -4,13 +4,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from joblib.externals.loky import get_reusable_executor
@@ -27,6 +27,7 @@ from steptuned.lab.run import (
 )
 from steptuned.lab.store import ENDED, TRIES, Died, Run, reason_of
 
+T = TypeVar("T")
 GRACE_SECONDS = 60.0
 """How long a worker whose parent is gone has to save a checkpoint."""
 
@@ -63,6 +64,9 @@ class Engine(Protocol):
 
         In between it yields what the engine is waiting for, or an empty string.
         """
+
+    def measure(self, measured: Callable[[WorkerConfig], T]) -> list[T]:
+        """Call a function that measures time, if possible where and as runs are executed."""
 
     def stop(self) -> str:
         """Start no more runs. Returns a remark about those that are still running."""
@@ -227,6 +231,17 @@ class LocalEngine:
             return [run for run in futures.values() if run.was_interrupted()]
         return []
 
+    def measure(self, measured: Callable[[WorkerConfig], T]) -> list[T]:
+        """Call a function in all workers at the same time: they share caches and memory."""
+        if self.jobs > 1:
+            executor = self._executor(self.jobs)
+            calls = [executor.submit(measured, self.config) for _ in range(self.jobs)]
+            try:
+                return [call.result() for call in calls]
+            except BrokenProcessPool:
+                pass  # `process` reports workers that die
+        return [measured(self.config)]
+
     def stop(self) -> str:
         self._executor(self.jobs).shutdown(wait=False, kill_workers=True)
         return ""
@@ -268,6 +283,9 @@ class TorchrunEngine:
             except Exception as error:
                 raise EngineError(f"{run.folder.name} failed: {reason_of(error)}") from error
             yield run
+
+    def measure(self, measured: Callable[[WorkerConfig], T]) -> list[T]:
+        return [measured(self.config)]
 
     def stop(self) -> str:
         self._ranks.close()

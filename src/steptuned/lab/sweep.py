@@ -1,7 +1,9 @@
 """Execute an experiment stage by stage with an engine, and show the progress."""
 
+import statistics
 import time
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -19,9 +21,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from steptuned.lab.engine import Engine, device_here, ignore_interrupts, is_usable
+from steptuned.lab.engine import Engine, WorkerConfig, device_here, ignore_interrupts, is_usable
 from steptuned.lab.experiment import Experiment
-from steptuned.lab.plan import duration, estimate
+from steptuned.lab.extensions import extend
+from steptuned.lab.plan import Plan, duration, estimate
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.results import Results
 from steptuned.lab.run import folder_of
@@ -63,16 +66,15 @@ class Sweep:
 
     def announce(self, experiment: Experiment) -> None:
         """Print the number of runs and an estimate of the time."""
-        jobs, config, threads = self.engine.jobs, self.engine.config, torch.get_num_threads()
-        torch.set_num_threads(config.threads or threads)
-        device = device_here(config.device, PROBLEMS[experiment.problem].double)
-        plan = estimate(experiment, device if is_usable(device) else "cpu")
-        torch.set_num_threads(threads)
-        time = duration(plan.seconds / jobs / config.ranks)
-        ranks = f" of {config.ranks} ranks" if config.ranks > 1 else ""
+        jobs, ranks = self.engine.jobs, self.engine.config.ranks
+        plans = self.engine.measure(partial(_estimate, experiment))
+        seconds = statistics.mean(plan.seconds for plan in plans)
+        time = duration(seconds / jobs / ranks)
+        of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
         self.console.print(
             f"[bold]{experiment.name}[/] ({experiment.scale}): {experiment.title}\n"
-            f"  at most {plan.runs} runs, about {time} with {jobs} job{'s' * (jobs > 1)}{ranks}; "
+            f"  at most {plans[0].runs} runs, about {time} with {jobs} job{'s' * (jobs > 1)}"
+            f"{of_ranks}; "
             "complete runs are not repeated"
         )
 
@@ -130,6 +132,17 @@ class Sweep:
             TextColumn("[dim]{task.fields[loss]}"),
         )
         return Progress(*columns, console=self.console)
+
+
+def _estimate(experiment: Experiment, config: WorkerConfig) -> Plan:
+    """The estimate of a process with the threads and the device of a worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads or threads)
+    extend(config.extensions)
+    device = device_here(config.device, PROBLEMS[experiment.problem].double)
+    plan = estimate(experiment, device if is_usable(device) else "cpu")
+    torch.set_num_threads(threads)
+    return plan
 
 
 class _Lines:
