@@ -12,7 +12,7 @@ from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedRuns
 from steptuned.lab.rate import rate_of
 from steptuned.lab.report.gamma import bounds_of, is_fixed
 from steptuned.lab.report.instances import Table as Numbers
-from steptuned.lab.report.instances import compare, ends, instances_to_level
+from steptuned.lab.report.instances import compare, ends, instances_to_level, never
 from steptuned.lab.report.tables import finals_of
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
@@ -124,11 +124,10 @@ def _unfinished(outcome: Outcome, results: Results) -> str:
 
 def _near_star(outcome: Outcome, results: Results) -> str:
     """How often and how soon each method comes near J*, the most frequent one first."""
+    kind, times, limit = "seeds", _seeds_to_level(outcome, results), math.inf
     if outcome.experiment.instances > 1:
-        kind, times = "instances", instances_to_level(outcome, results)
-    else:
-        kind, times = "seeds", _seeds_to_level(outcome, results)
-    reached = {name: [t for t in of if t is not None] for name, of in times.items()}
+        kind, times, limit = "instances", instances_to_level(outcome, results), never(outcome)
+    reached = {name: [t for t in of if t is not None and t < limit] for name, of in times.items()}
     labels = {group.entry.name: group.entry.label for group in outcome.groups}
 
     def order(name: str) -> tuple[float, float]:
@@ -141,7 +140,9 @@ def _near_star(outcome: Outcome, results: Results) -> str:
         after = f" ({words[1]}{np.median(reached[name]):g}{words[2]})" if reached[name] else ""
         share = f"{len(reached[name])} of {len(times[name])} {words[0]}".rstrip()
         told.append(f"in {share} with {labels[name]}{after}")
-    return f"J comes within {outcome.experiment.selection.within:g} of J* {', '.join(told)}."
+    incomplete = any(len(reached[name]) < len(times[name]) for name in times)
+    over = "; medians are over these only" if incomplete else ""
+    return f"J comes within {outcome.experiment.selection.within:g} of J* {', '.join(told)}{over}."
 
 
 def _seeds_to_level(outcome: Outcome, results: Results) -> Numbers:
@@ -168,8 +169,8 @@ def _sooner(outcome: Outcome, results: Results) -> str:
     counts = [(other, compare(numbers, ALGORITHM_1, other)) for other in others]
     told = [f"than {labels[other]} on {c.wins} of {c.instances}" for other, c in counts]
     return (
-        f"{labels[ALGORITHM_1]} is sooner {', '.join(told)} instances (without those where neither "
-        "gets there)."
+        f"{labels[ALGORITHM_1]} is sooner {', '.join(told)} instances (if neither gets "
+        "there, it is not)."
     )
 
 
