@@ -239,6 +239,10 @@ def test_the_grid_is_searched_on_each_instance_or_on_the_first(file):
         (("lr = [1.0, 10.0]", 'lr = ["fast"]'), "methods.sgd.lr = 'fast': not of the kind of 0.1"),
         (("seeds = 2", "seeds = 0"), "seeds = 0: Input should be greater than or equal to 1"),
         (
+            ("seeds = 2", "first_seed = 0"),
+            "first_seed = 0: hyper-parameters are chosen on seed 0, so report later ones",
+        ),
+        (
             ("seeds = 2", "sedes = 2"),
             "sedes = 2: Extra inputs are not permitted; valid: budget, figure",
         ),

@@ -182,6 +182,10 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
     if not entries:
         choices = f"give at least one of {listed(METHODS)}"
         raise ExperimentError(f"{path}: methods: there are none; {choices}")
+    if content.get("first_seed") == 0 and any(len(entry.grid()) > 1 for entry in entries):
+        raise ExperimentError(
+            f"{path}: first_seed = 0: hyper-parameters are chosen on seed 0, so report later ones"
+        )
     defaults = {"name": path.stem + panel, "scale": scale, "options": {}, "first_seed": 1}
     try:
         return Experiment(**{**defaults, **content, "entries": entries})
