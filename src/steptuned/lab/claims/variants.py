@@ -1,5 +1,8 @@
 """Claims 18 to 21, ours: what the variants are good for. Fixed before their experiments were run.
 
+The runs of SGD and Step-Tuned SGD on (f), and a smaller run of text without variants, had been seen
+by then; those of the variants had not.
+
 They are judged by the plain loss only, because AdamW keeps weight decay out of the loss.
 """
 
