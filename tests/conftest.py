@@ -1,7 +1,14 @@
-"""The order of the test files."""
+"""The order of the test files, and what holds for all of them."""
+
+import os
+import sys
+
+# The tests start many processes that import the package: let them keep its compiled files.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 LONGEST = (
-    "test_together",
+    "test_torchrun",
     "test_resume",
     "test_documents",
     "test_ranks",

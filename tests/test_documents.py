@@ -160,7 +160,7 @@ def test_recipes_by_hand_draw_the_same_dropout_masks_in_both_passes(page, block)
     assert not any(map(torch.equal, masks[1::2], masks[2::2])), "each mini-batch has its own masks"
 
     without = "\n".join(line for line in block.splitlines() if "noise" not in line)
-    with pytest.warns(UserWarning, match="drew other random numbers"):
+    with pytest.warns(UserWarning, match="drew different random numbers"):
         masks = masks_of(without)
     assert not any(map(torch.equal, masks[::2], masks[1::2]))
 

@@ -53,7 +53,7 @@ class Replay:
 
 
 def replay(optimizer: torch.optim.Optimizer | None = None) -> Replay:
-    """Take a snapshot of the random states before the first pass, for the form by hand.
+    """Take a snapshot of the random states before the first pass, for the manual form.
 
     With an optimizer, the snapshot covers the CPU and every device that its parameters are on, or
     nothing if the optimizer was created with ``replay_rng=False``. Without one, it covers the CPU

@@ -73,14 +73,14 @@ def test_run_announces_executes_and_summarises_an_experiment(results):
 
 def test_show_lists_the_runs_and_highlights_incomplete_seed_sets(results):
     out, _ = results
-    said = steptuned("show", out).stdout
+    said = inside("show", out).stdout
     assert "step-tuned-sgd" in said
     assert "2/2 seeds" in said
     assert "SEEDS" not in said
     run = next(run for run in Store(out).runs() if run.spec.seed == 1)
     kept = run.log_path.read_bytes()
     run.log_path.write_bytes(kept[:-10])
-    said = steptuned("show", out).stdout
+    said = inside("show", out).stdout
     assert "1/2 SEEDS" in said
     assert "unfinished" in said
     run.log_path.write_bytes(kept)
@@ -89,9 +89,7 @@ def test_show_lists_the_runs_and_highlights_incomplete_seed_sets(results):
 def test_export_writes_every_record(results, tmp_path):
     out, _ = results
     expected = sum(len(run.records()) for run in Store(out).runs())
-    done = steptuned(
-        "export", out, "--csv", tmp_path / "a.csv", "--parquet", tmp_path / "a.parquet"
-    )
+    done = inside("export", out, "--csv", tmp_path / "a.csv", "--parquet", tmp_path / "a.parquet")
     assert done.returncode == 0, done.stderr
     with (tmp_path / "a.csv").open() as file:
         rows = list(csv.DictReader(file))

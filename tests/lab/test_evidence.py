@@ -11,10 +11,12 @@ import pytest
 from made_up import fill, put, records_of
 from specs import make_spec
 from steptuned.lab.evidence import EvidenceError, opened, pack, unpack, verify
+from steptuned.lab.experiment import load_all
 from steptuned.lab.results import Results
-from steptuned.lab.run import folder_of
+from steptuned.lab.run import environment_now, execute, folder_of
+from steptuned.lab.search import stages
 from steptuned.lab.store import Run, Store, write_json
-from test_cli import steptuned
+from test_cli import inside
 
 EXPERIMENT = """
 title = "small"
@@ -36,10 +38,16 @@ lr = [0.1, 1.0]
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evidence")
     (folder / "small.toml").write_text(EXPERIMENT)
-    ended = steptuned(
-        "run", folder / "small.toml", "--out", folder / "store", "--jobs", 1, "--device", "cpu"
-    )
-    assert ended.returncode == 0, ended.stderr
+    (experiment,) = load_all(folder / "small.toml", "paper")
+    results = Results(Store(folder / "store"))
+    plan, environment = stages(experiment, results), environment_now("cpu", 1)
+    try:
+        while True:
+            for spec in next(plan)[1]:
+                execute(folder_of(results.store, spec), environment)
+    except StopIteration:
+        contents = [experiment.model_dump(mode="json")]
+        results.store.remember("small", "paper", contents, "steptuned run small.toml")
     return folder / "store"
 
 
@@ -82,7 +90,7 @@ def test_nothing_is_run_again_on_an_unpacked_store_and_the_numbers_are_the_same(
         path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("runs/*/*/log.jsonl")
     }
     toml = store.parent / "small.toml"
-    ended = steptuned("run", toml, "--out", tmp_path / "again", "--jobs", 1, "--device", "cpu")
+    ended = inside("run", toml, "--out", tmp_path / "again", "--jobs", 1, "--device", "cpu")
     assert ended.returncode == 0, ended.stderr
     assert {
         path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("runs/*/*/log.jsonl")
@@ -167,7 +175,7 @@ def test_packing_refuses_to_lose_runs_and_writes_nothing(two, tmp_path):
         shutil.rmtree(lost)
     said = (
         r"small-paper\.parquet would lose 2 of its 9 runs, .*: "
-        r"first give `steptuned evidence unpack \S+evidence --to \S+fewer`"
+        r"first run `steptuned evidence unpack \S+evidence --to \S+fewer`"
     )
     with pytest.raises(EvidenceError, match=said):
         pack(fewer, packed)
@@ -238,7 +246,7 @@ def test_damage_is_reported_in_one_sentence(packed, tmp_path):
             EvidenceError, match=r"small-paper\.parquet is not the file that was packed"
         ):
             read(packed)
-    ended = steptuned("evidence", "verify", packed)
+    ended = inside("evidence", "verify", packed)
     assert ended.returncode == 1
     assert "is not the file that was packed" in ended.stderr
     path.unlink()
@@ -255,7 +263,7 @@ def test_a_log_that_was_edited_is_not_packed(store, tmp_path):
     run = next(run for run in Store(tmp_path / "store").runs() if run.spec.budget == 30)
     text = run.log_path.read_text()
     run.log_path.write_text(text.replace('"bp": 5', '"bp": 6', 1))
-    with pytest.raises(EvidenceError, match="its log is not the one it ended with"):
+    with pytest.raises(EvidenceError, match="its log has changed since the run ended"):
         pack(tmp_path / "store", tmp_path / "evidence")
 
 
@@ -290,14 +298,14 @@ def test_timings_are_packed_too(store, tmp_path):
 
 
 def test_the_commands_pack_verify_and_unpack(store, tmp_path):
-    ended = steptuned("evidence", "pack", store, "--to", tmp_path / "evidence")
+    ended = inside("evidence", "pack", store, "--to", tmp_path / "evidence")
     assert ended.returncode == 0, ended.stderr
     assert "9 runs, 5 of them thinned" in ended.stdout
     assert (
         "all unchanged since they were packed"
-        in steptuned("evidence", "verify", tmp_path / "evidence").stdout
+        in inside("evidence", "verify", tmp_path / "evidence").stdout
     )
-    ended = steptuned("evidence", "unpack", tmp_path / "evidence", "--to", tmp_path / "again")
+    ended = inside("evidence", "unpack", tmp_path / "evidence", "--to", tmp_path / "again")
     assert "9 runs" in ended.stdout
 
 
@@ -317,18 +325,18 @@ def test_records_with_keys_in_different_orders_are_refused(tmp_path):
 
 def test_all_commands_read_a_packed_folder_like_a_store(store, packed, tmp_path, monkeypatch):
     for command in ("show", "claims"):
-        there, here = (steptuned(command, folder) for folder in (store, packed))
+        there, here = (inside(command, folder) for folder in (store, packed))
         assert here.returncode == 0, here.stderr
         assert here.stdout.splitlines()[-1] == there.stdout.splitlines()[-1]
-    assert steptuned("export", packed, "--csv", tmp_path / "all.csv").returncode == 0
+    assert inside("export", packed, "--csv", tmp_path / "all.csv").returncode == 0
     assert len((tmp_path / "all.csv").read_text().splitlines()) > 40
-    ended = steptuned("report", packed, "--to", tmp_path / "page")
+    ended = inside("report", packed, "--to", tmp_path / "page")
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "page" / "index.html").exists()
     pages = []
     for folder in (store, packed):
         page = tmp_path / f"of {folder.name}" / "results.md"
-        ended = steptuned("results", folder, "--to", page)
+        ended = inside("results", folder, "--to", page)
         assert ended.returncode == 0, ended.stderr
         pages.append(page.read_text().split("\n", 3)[3])
         assert (page.parent / "figures" / "small-paper.png").exists()

@@ -235,8 +235,14 @@ def test_the_grid_is_searched_on_each_instance_or_on_the_first(file):
             ("lr = [1.0, 10.0]", 'decay = "weekly"'),
             "methods.sgd.decay = 'weekly' is not one of epoch, iteration, none",
         ),
-        (("[0.1, 10.0]]", "[0.1]]"), "methods.mine.bounds = [0.1]: not of the kind of [0.5, 2.0]"),
-        (("lr = [1.0, 10.0]", 'lr = ["fast"]'), "methods.sgd.lr = 'fast': not of the kind of 0.1"),
+        (
+            ("[0.1, 10.0]]", "[0.1]]"),
+            "methods.mine.bounds = [0.1]: must have the same type as the default, [0.5, 2.0]",
+        ),
+        (
+            ("lr = [1.0, 10.0]", 'lr = ["fast"]'),
+            "methods.sgd.lr = 'fast': must have the same type as the default, 0.1",
+        ),
         (("seeds = 2", "seeds = 0"), "seeds = 0: Input should be greater than or equal to 1"),
         (
             ("seeds = 2", "first_seed = 0"),
@@ -479,8 +485,14 @@ def test_scales_override_panels_and_panels_override_the_file_and_table_1(file):
             ("batch = 64", 'layout = "sideways"'),
             "options.layout = 'sideways' is not one of channels_last, contiguous",
         ),
-        (("batch = 64", 'batch = "64"'), "options.batch = '64': not of the kind of 128"),
-        (("batch = 64", "batch = true"), "options.batch = True: not of the kind of 128"),
+        (
+            ("batch = 64", 'batch = "64"'),
+            "options.batch = '64': must have the same type as the default, 128",
+        ),
+        (
+            ("batch = 64", "batch = true"),
+            "options.batch = True: must have the same type as the default, 128",
+        ),
         (
             ("batch = 64", "size = 16"),
             "options.size = 16: network lenet takes images of 32x32 pixels only",
@@ -490,7 +502,10 @@ def test_scales_override_panels_and_panels_override_the_file_and_table_1(file):
             ("batch = 64", 'data = "imagenet"'),
             "options.data = 'imagenet' is not one of cifar-10, cifar-100, mnist",
         ),
-        (("lr = 0.1", "uses = 2.5"), "methods.sgd.uses = 2.5: not of the kind of 1"),
+        (
+            ("lr = 0.1", "uses = 2.5"),
+            "methods.sgd.uses = 2.5: must have the same type as the default, 1",
+        ),
         (("lr = 0.1", "uses = 0"), "methods.sgd.uses = 0: must be at least 1"),
         (("batch = 64", "batch = 0"), "options.batch = 0: must be at least 1"),
         (("batch = 64", "rows = -5"), "options.rows = -5: must be at least 0"),

@@ -13,7 +13,7 @@ from steptuned.lab import paired_runs
 from steptuned.lab.methods import METHODS
 from steptuned.lab.report import figures, results
 from steptuned.lab.report.figures import RATE_COLOURS, SPARE, label_of, style_of
-from steptuned.lab.report.instances import instances_to_level, never
+from steptuned.lab.report.instances import back_propagations_to_level, never
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Trial
 from steptuned.lab.store import Store
@@ -153,7 +153,7 @@ def instances(tmp_path, monkeypatch):
 def test_runs_that_never_arrive_are_hollow_at_the_edge_and_in_the_median(instances):
     outcome, found = instances
     limit = never(outcome)
-    numbers = instances_to_level(outcome, found)
+    numbers = back_propagations_to_level(outcome, found)
     assert numbers["armijo"][1:] == [limit, limit]
     assert numbers["armijo"][0] < limit / 2
     figure = figures.make("mine", [outcome], found)
@@ -175,7 +175,7 @@ def test_an_instance_without_runs_is_not_one_that_never_arrives(instances):
     outcome, found = instances
     group = next(g for g in outcome.groups if (g.entry.name, g.instance) == ("armijo", 2))
     (found.run(group.specs[1]).folder / "result.json").unlink()
-    numbers = instances_to_level(outcome, Results(found.store))
+    numbers = back_propagations_to_level(outcome, Results(found.store))
     assert numbers["armijo"][2] is None
 
 

@@ -32,18 +32,21 @@ class Some(Options):
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"size": "1"}, "size = '1': not of the kind of 1.0"),
-        ({"size": True}, "size = True: not of the kind of 1.0"),
-        ({"heads": 2.0}, "heads = 2.0: not of the kind of 2"),
-        ({"heads": True}, "heads = True: not of the kind of 2"),
+        ({"size": "1"}, "size = '1': must have the same type as the default, 1.0"),
+        ({"size": True}, "size = True: must have the same type as the default, 1.0"),
+        ({"heads": 2.0}, "heads = 2.0: must have the same type as the default, 2"),
+        ({"heads": True}, "heads = True: must have the same type as the default, 2"),
         ({"heads": 0}, "heads = 0: must be at least 1"),
         ({"rows": -1}, "rows = -1: must be at least 0"),
-        ({"on": 1}, "on = 1: not of the kind of True"),
+        ({"on": 1}, "on = 1: must have the same type as the default, True"),
         ({"layout": "diagonal"}, "layout = 'diagonal' is not one of columns, rows"),
         ({"data": "z"}, "data = 'z' is not one of x, y"),
         ({"data": ["x"]}, "data = ['x'] is not one of x, y"),
-        ({"bounds": [1.0]}, "bounds = [1.0]: not of the kind of [0.5, 2.0]"),
-        ({"bounds": [1.0, "2"]}, "bounds = [1.0, '2']: not of the kind of [0.5, 2.0]"),
+        ({"bounds": [1.0]}, "bounds = [1.0]: must have the same type as the default, [0.5, 2.0]"),
+        (
+            {"bounds": [1.0, "2"]},
+            "bounds = [1.0, '2']: must have the same type as the default, [0.5, 2.0]",
+        ),
         (
             {"colour": 3},
             "colour = 'colour' is not one of bounds, data, heads, layout, on, rows, size",

@@ -106,8 +106,9 @@ def test_instances_are_told_by_how_many_algorithm_1_wins(tmp_path, monkeypatch):
         "Gradient descent (50), in 0 of 20 with Armijo; medians are over these only."
     )
     assert sooner == (
-        "Algorithm 1 is sooner than Gradient descent on 12 of 20, than BB with absolute values "
-        "on 12 of 20, than Armijo on 20 of 20 instances (if neither gets there, it is not)."
+        "Algorithm 1 gets there sooner than Gradient descent on 12 of 20, than BB with absolute "
+        "values on 12 of 20, than Armijo on 20 of 20 instances (those on which neither gets there "
+        "do not count as sooner)."
     )
 
 

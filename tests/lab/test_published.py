@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pandas
 import pytest
 
 from steptuned.lab.evidence import opened
@@ -40,7 +41,9 @@ def test_every_figure_is_described_in_words(made):
         told = [
             line
             for line in section.split("![")[1].split("\n\n")[1:]
-            if not line.startswith(("|", "From best to worst", "#"))
+            if not line.startswith(
+                ("|", "From best to worst", "#", "Not an experiment of the paper")
+            )
             and not re.fullmatch(r"\*\*.*\*\*\n\n?\|.*|\*\*[^*]*\*\*", line, re.DOTALL)
         ]
         name = section.split(",")[0]
@@ -95,3 +98,25 @@ def test_every_published_figure_is_still_drawn_or_linked(made):
     for path in (DOCS / "figures").iterdir():
         linked = any(f"figures/{path.name})" in page for page in pages)
         assert path.name in made_now or linked, f"{path.name} is no longer drawn: delete it"
+
+
+def test_the_page_of_variants_says_of_text_what_the_logs_say():
+    """Its explanation of why Step-Tuned SGD fails there is about trials with lr = 0.3."""
+    records = pandas.read_parquet(EVIDENCE / "text-short.parquet")
+    hyper = pandas.DataFrame(records["hyper"].map(json.loads).tolist())
+    records["lr"] = hyper["lr"]
+    trials = records[(records["seed"] == 0) & (records["lr"] == 0.3)]
+    tuned = trials[trials["method"].isin(["step-tuned-sgd", "step-tuned-variant"])]
+    ends = trials[trials["bp"] == 250].set_index("method")["plain loss"]
+    assert ends["sgd"] == pytest.approx(2.72, abs=0.005)
+    assert (ends[["step-tuned-sgd", "step-tuned-variant"]].dropna() > ends["sgd"]).all()
+    nu_2 = tuned[hyper["nu"].loc[tuned.index] == 2]
+    assert nu_2["effective lr"].max() == pytest.approx(0.6, rel=0.01)
+    early = nu_2[(nu_2["bp"] > 4) & (nu_2["bp"] <= 48)]
+    assert early["raw gamma median"].max() > 1
+    assert early["plain loss"].min() < 3.4
+    assert early["plain loss"].max() > 4
+    chosen = records[(records["seed"] == 1) & records["method"].isin(tuned["method"].unique())]
+    assert set(chosen["lr"]) == {0.1}
+    sgd = records[(records["method"] == "sgd") & (records["lr"] == 1.0)]
+    assert set(sgd["status"]) == {"diverged"}

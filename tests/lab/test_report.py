@@ -18,7 +18,7 @@ from made_up import fill, put, records_of
 from processes import PATIENCE
 from steptuned.lab.claims.verdicts import CLAIMS
 from steptuned.lab.experiment import load_all
-from steptuned.lab.report import writing
+from steptuned.lab.report import figures, writing
 from steptuned.lab.report.results import published
 from steptuned.lab.report.tables import SYMBOLS
 from steptuned.lab.report.view import thin, view_of
@@ -27,7 +27,7 @@ from steptuned.lab.run import execute, folder_of
 from steptuned.lab.search import stages
 from steptuned.lab.store import Store
 from steptuned.lab.table2 import TIMED, Timing, Timings
-from test_cli import steptuned
+from test_cli import inside
 from test_timing import made_up
 
 HOSTILE = "<script>window.hacked = 1</script>"
@@ -95,8 +95,11 @@ def folder(tmp_path):
     return tmp_path / "out"
 
 
-def page_of(folder):
-    return writing.write(folder, folder / "report", "steptuned report out").read_text()
+def page_of(folder, formats=(".png",)):
+    """The page. Other formats of the figures take time, and few tests look at them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", functools.partial(figures.save, formats=formats))
+        return writing.write(folder, folder / "report", "steptuned report out").read_text()
 
 
 def data_of(folder):
@@ -105,7 +108,7 @@ def data_of(folder):
 
 
 def test_the_report_is_self_contained_and_needs_no_network(folder):
-    page = page_of(folder)
+    page = page_of(folder, figures.FORMATS)
     links = re.findall(r"(?:src|href)=\"([^\"]*)\"", page)
     for link in links:
         if link.startswith("#"):
@@ -149,7 +152,7 @@ def test_what_is_unfinished_missing_or_diverged_is_marked(folder):
         "diverged",
     )
     page = page_of(folder)
-    assert "1/2 seeds; the others 1.478 of 3 epochs" in page
+    assert "1/2 seeds; the slowest of the others is at 1.478 of 3 epochs" in page
     assert "1 of 2 seeds diverged" in page
     assert "1 of them not finished" in page
     (panel,) = data_of(folder)["panels"]
@@ -253,7 +256,7 @@ def test_a_damaged_run_is_reported_and_the_rest_is_shown(folder):
     page = page_of(folder)
     assert "What could not be read" in page
     assert f"{second.folder.name}: its spec.json cannot be read" in page
-    assert "its log is not the one it ended with" in page
+    assert "its log has changed since the run ended" in page
     assert "other-demo.json cannot be read" in page
     assert "the length of its log has changed since it ended" in page
     assert LONG in page
@@ -319,7 +322,7 @@ def test_thinning_keeps_the_ends_and_the_extremes_of_every_curve():
 def test_a_large_store_gives_a_small_page_marked_as_thinned(tmp_path):
     seeds = EXPERIMENT.replace("seeds = 2", "seeds = 60").replace("epochs = 3", "epochs = 50")
     fill_own(tmp_path, seeds, points=1000)
-    page = page_of(tmp_path)
+    page = page_of(tmp_path, figures.FORMATS)
     assert re.search(
         r"curves of up to 1001 records are drawn with up to \d+ of them, extremes kept", page
     )
@@ -328,12 +331,12 @@ def test_a_large_store_gives_a_small_page_marked_as_thinned(tmp_path):
 
 
 def test_the_command_writes_the_report(folder, tmp_path):
-    done = steptuned("report", folder, "--to", tmp_path / "elsewhere")
+    done = inside("report", folder, "--to", tmp_path / "elsewhere")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "elsewhere" / "index.html")
     assert "steptuned report out" in (tmp_path / "elsewhere" / "index.html").read_text()
     (tmp_path / "file").write_text("")
-    done = steptuned("report", folder, "--to", tmp_path / "file" / "below")
+    done = inside("report", folder, "--to", tmp_path / "file" / "below")
     assert done.returncode == 1
     assert "choose another folder with --to" in done.stderr
 

@@ -52,8 +52,14 @@ def sweep(tmp_path):
     console = Console(file=open(os.devnull, "w"))  # noqa: SIM115
     sweep = Sweep(tmp_path / "out", LocalEngine(2, WorkerConfig()), console)
     yield sweep
-    sweep.engine.stop()
     sweep.console.file.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers():
+    """The sweeps of this file share their workers, which are slow to start."""
+    yield
+    LocalEngine(2, WorkerConfig()).stop()
 
 
 def test_a_sweep_writes_its_progress_to_a_log_file(experiment, sweep, monkeypatch, tmp_path):
@@ -128,10 +134,7 @@ class Deadly(Regression):
 
 
 @pytest.mark.parametrize("columns", [13, 7, 5], ids=["always", "once", "an exception"])
-def test_the_run_of_a_dead_worker_is_retried_and_the_others_continue(
-    sweep, tmp_path, monkeypatch, columns
-):
-    monkeypatch.setenv("STEPTUNED_TEST_FOLDER", str(tmp_path))
+def test_the_run_of_a_dead_worker_is_retried_and_the_others_continue(sweep, monkeypatch, columns):
     monkeypatch.setattr("steptuned.lab.engine.work", deadly_work)
     specs = [make_spec(budget=100, seed=seed) for seed in range(4)]
     specs.insert(1, make_spec(budget=100, options={"columns": columns}))
@@ -158,12 +161,17 @@ def test_the_run_of_a_dead_worker_is_retried_and_the_others_continue(
         assert len(sweep.failed) == 1
 
 
-def deadly_work(*arguments):
+def deadly_work(folder, config):
     from steptuned.lab import problems
     from steptuned.lab.engine import work
 
+    os.environ["STEPTUNED_TEST_FOLDER"] = str(folder.parents[3])  # that of the test
+    kept = problems.PROBLEMS["regression"]
     problems.PROBLEMS["regression"] = Deadly
-    return work(*arguments)
+    try:
+        return work(folder, config)
+    finally:  # the next test has the same workers
+        problems.PROBLEMS["regression"] = kept
 
 
 def meet(folder, config):

@@ -281,6 +281,9 @@ SCRIPTS = re.findall(
 def test_the_scripts_of_the_documents_run(tmp_path, code, name):
     (tmp_path / name).write_text(code)
     done = torchrun(2, tmp_path / name)
+    if "terminate called without an active exception" in done.stderr:
+        # On a busy machine torch sometimes aborts, without a Python error, as a process exits.
+        done = torchrun(2, tmp_path / name)
     assert done.returncode == 0, done.stderr[-5000:]
 
 
@@ -293,8 +296,14 @@ def test_what_is_not_supported_is_refused(results):
             "ValueError: StepTunedSGD does not support FullyShardedDataParallel"
             in said["FSDP1, its parameters"]
         )
-        assert "ValueError: this state_dict is sharded in another way" in said["another way"]
-        assert "ValueError: this state_dict is sharded in another way" in said["and back"]
+        assert (
+            "ValueError: this state_dict is sharded differently from the parameters"
+            in said["another way"]
+        )
+        assert (
+            "ValueError: this state_dict is sharded differently from the parameters"
+            in said["and back"]
+        )
         assert (
             said["Algorithm 1"]
             == "ValueError: StepTunedGD does not support sharded parameters (DTensor, FSDP2); "

@@ -374,7 +374,9 @@ def results(
     ] = None,
     verdicts: Annotated[
         Path | None,
-        typer.Option(help="Write the verdicts that are packaged to this file."),
+        typer.Option(
+            help="Also write the verdicts that ship with the package, as JSON, to this file."
+        ),
     ] = None,
 ) -> None:
     """Write a Markdown page with all experiments that have runs in a folder."""

@@ -6,9 +6,9 @@
                                   every experiment
 
 A packed folder can be read with any Parquet reader, or unpacked into a store in which nothing has
-to be run again. Of the regression, which has thousands of runs with a record for every iteration,
-those that only served to choose hyper-parameters or to find J* keep the columns ``bp`` and
-``loss``: nothing else is read from them. They are marked as thinned, and stay thinned if they are
+to be run again. The regression has thousands of runs with a record for every iteration. Those that
+only served to choose hyper-parameters or to find J* keep just the columns ``bp`` and ``loss``,
+because nothing else of them is read. They are marked as thinned, and stay thinned if they are
 packed again. The logs of all other runs are restored byte for byte.
 """
 
@@ -131,7 +131,7 @@ def _check_that_none_is_lost(target: Path, runs: set[str], store: Path) -> None:
     if lost := len(packed - runs):
         raise EvidenceError(
             f"{target} would lose {lost} of its {len(packed)} runs, which the experiment in "
-            f"{store} lacks: first give `steptuned evidence unpack {target.parent} --to {store}`, "
+            f"{store} lacks: first run `steptuned evidence unpack {target.parent} --to {store}`, "
             "or delete the file if its experiment has changed"
         )
 
@@ -204,7 +204,7 @@ def _runs_to_pack(store: Path, experiments: list[Experiment]) -> list[Chosen]:
             continue
         if not run.is_sound():
             raise EvidenceError(
-                f"{run.folder}: its log is not the one it ended with; "
+                f"{run.folder}: its log has changed since the run ended; "
                 "delete the folder and run it again"
             )
         found.append((run, spec, spec.problem in THINNED and identity not in reported))

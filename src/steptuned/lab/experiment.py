@@ -281,7 +281,7 @@ def _check_follows(path: Path, entries: list[Entry]) -> None:
     for entry in entries:
         if entry.follows is not None and entry.follows not in tuned:
             told = (
-                listed(tuned) if tuned else "an entry whose method tunes gamma, and there is none"
+                listed(tuned) if tuned else "the entries whose method tunes gamma (there are none)"
             )
             raise ExperimentError(
                 f"{path}: methods.{entry.name}.follows = {entry.follows!r} is not one of {told}"

@@ -77,4 +77,4 @@ def _sentence(model: type[Options], values: dict[str, Any], error: ErrorDetails)
         return f"{told} is not one of {listed(get_args(model.model_fields[key].annotation))}"
     if error["type"] == "greater_than_equal":
         return f"{told}: must be at least {context['ge']}"
-    return f"{told}: not of the kind of {model.defaults[key]!r}"
+    return f"{told}: must have the same type as the default, {model.defaults[key]!r}"

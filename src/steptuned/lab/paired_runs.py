@@ -1,5 +1,6 @@
 """The runs of a store at one scale, as values paired by seed or by instance of the problem."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ ENOUGH: dict[Kind, int] = {"seeds": 5, "instances": 20, "rounds": 1}
 """With at least this many pairs, a claim is reproduced or not. Claim 15 limits the rounds."""
 
 
+@functools.cache
 def experiment_named(name: str, scale: str) -> Experiment:
     """An experiment of the package, or one panel of it; :class:`MissingRuns` if there is none."""
     files = paper_experiments()

@@ -137,18 +137,21 @@ def _forward(problem: Problem) -> float:
 
 
 def _part(name: str, options: dict[str, Any], problem: Problem) -> dict[str, Any]:
-    """Options for a quick evaluation: about 16 mini-batches, with the same share of test rows."""
+    """Options for a quick evaluation: about 16 mini-batches, with the same share of test rows.
+
+    Only for images: other problems decide in another way which training rows they evaluate.
+    """
     batch, evaluated = problem.stream.batch, problem.evaluated
-    if evaluated <= 16 * batch or "test_rows" not in options:
+    if evaluated <= 16 * batch or "eval_rows" not in options:
         return options
-    rows = options.get("eval_rows") or PROBLEMS[name].Options(**options).training_rows
+    rows = options["eval_rows"] or PROBLEMS[name].Options(**options).training_rows
     rows = min(rows, evaluated - 1)
 
     def shrunk(there: int) -> int:
         return min(there, max(1, round(16 * there / evaluated)) * batch)
 
-    part = {**options, "rows": shrunk(rows), "test_rows": shrunk(evaluated - rows)}
-    return part | ({"eval_rows": 0} if "eval_rows" in options else {})
+    test_rows = shrunk(evaluated - rows)
+    return {**options, "rows": shrunk(rows), "test_rows": test_rows, "eval_rows": 0}
 
 
 def _record_seconds(problem: Problem, driver: Driver, device: str) -> float:

@@ -157,7 +157,7 @@ def _source(path: Path) -> Source | str:
         return Source(kept["figure"], kept["scale"], experiments, kept["command"])
     except (ValueError, KeyError, TypeError, OSError, ValidationError) as error:
         reason = f"{path.name} cannot be read ({type(error).__name__})"
-        return f"{reason}: delete it and give the command again"
+        return f"{reason}: delete it and run the command again"
 
 
 def _specs(experiment: Experiment, results: TolerantResults) -> list[RunSpec]:

@@ -127,8 +127,9 @@ class Sweep:
             TextColumn("runs"),
             _Rate(),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("elapsed,"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             TextColumn("[dim]{task.fields[loss]}"),
         )
         return Progress(*columns, console=self.console)

@@ -65,7 +65,7 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
 
 
 def watch_noise(opt: "TwoPasses") -> None:
-    """In the form by hand, record the random states, to compare them after the second pass."""
+    """In the manual form, record the random states, to compare them after the second pass."""
     if (
         opt._form == "hand"
         and opt.param_groups[0]["replay_rng"]
@@ -217,7 +217,7 @@ def second_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
             "half step with opt.cancel()"
         )
     buckets = gather(opt, scaling)
-    if lacks_gradients(opt, bool(buckets)):
+    if end_if_no_gradients(opt, bool(buckets)):
         return
     coefficient = _clip_coefficient(opt, buckets, scaling)
     first = opt.param_groups[0]
@@ -293,8 +293,11 @@ def unless_still(group: dict[str, Any], valid: Tensor | None) -> Tensor | None:
     return group["moved"] != 0 if valid is None else valid & (group["moved"] != 0)
 
 
-def lacks_gradients(opt: "TwoPasses", found: bool) -> bool:
-    """Whether neither pass had gradients, which ends the iteration. An error if only one had."""
+def end_if_no_gradients(opt: "TwoPasses", found: bool) -> bool:
+    """End the iteration if neither pass had gradients; return whether it ended.
+
+    An error if only one pass had gradients.
+    """
     warn_other_noise(opt)
     had = opt.param_groups[0]["pending"] != EMPTY
     if found != had:

@@ -98,14 +98,14 @@ def warn_two_schedules(opt: "TwoPasses") -> None:
 
 
 def warn_other_noise(opt: "TwoPasses") -> None:
-    """Warn if the user forgot to replay the random numbers, in the form by hand."""
+    """Warn if the user forgot to replay the random numbers, in the manual form."""
     if opt._noise is None:
         return
     opt._noise_checks += 1
     if "noise" not in opt._warned and not opt._noise.is_current():
         opt._warned.add("noise")
         warn(
-            "the second pass drew other random numbers than the first, so gamma measures noise: "
+            "the two passes drew different random numbers, so gamma measures noise: "
             "for dropout, call noise = steptuned.replay(opt) before the first pass and "
             "noise.rewind() before the second; if this is intended, replay_rng=False turns this "
             "check off"

@@ -216,7 +216,7 @@ def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:
             ]
             if not all(sharded.same_sharding(tensor, p) for tensor in tensors):
                 raise ValueError(
-                    "this state_dict is sharded in another way than the parameters: save and load "
+                    "this state_dict is sharded differently from the parameters: save and load "
                     "it with torch.distributed.checkpoint, which reshards it"
                 )
 

@@ -316,9 +316,9 @@ class TwoPasses(Scalable, Optimizer):
         return bool(self.param_groups[0]["pending"])
 
     def cancel(self) -> None:
-        """Drop a pending half step.
+        """Forget a pending half step, without undoing it.
 
-        Parameters and gradients stay as they are, nothing is measured, and the iteration is not
+        Parameters and gradients stay as they are now, nothing is measured, and the iteration is not
         counted.
         """
         clear_pending(self)

@@ -18,9 +18,9 @@ from steptuned.optim.arguments import tuned_groups
 from steptuned.optim.bucket import gradients_of, is_low_precision, params_of, precision
 from steptuned.optim.halves import (
     begin,
+    end_if_no_gradients,
     in_row,
     is_still,
-    lacks_gradients,
     set_steps,
     unless_still,
     watch_noise,
@@ -108,7 +108,7 @@ def _first_move(
 def second_half(opt: "StepTuned", scaling: Scaling | None) -> None:
     """theta_{k+1/2} to theta_{k+1}; measures the curvature and sets gamma_{k+1}."""
     parts = _gather(opt)
-    if lacks_gradients(opt, bool(parts)):
+    if end_if_no_gradients(opt, bool(parts)):
         return
     coefficient = _clip_coefficient(opt, parts, scaling)
     first = opt.param_groups[0]

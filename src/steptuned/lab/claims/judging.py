@@ -57,7 +57,7 @@ class Finding:
     scale: str = ""
     measure: str = ""
     problems: str = ""
-    """For a claim about several problems, which of them are in, such as "(a) of two"."""
+    """For a claim about several problems, those it was judged on, such as "(a) of two"."""
 
 
 Judge = Callable[[PairedRuns, Mapping[str, float], str], Finding]
@@ -81,7 +81,7 @@ class Claim:
 
     @property
     def is_hashed(self) -> bool:
-        """Whether ``criteria_hash`` covers its criterion, as it does for those of the package."""
+        """Whether ``criteria_hash`` covers its criterion, as it does for those in ``CRITERIA``."""
         return self.criterion in CRITERIA
 
 

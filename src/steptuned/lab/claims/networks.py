@@ -187,7 +187,7 @@ def batchnorm_helps(e: PairedRuns, limits: Mapping[str, float], measure: str) ->
 
     ratios = {name: ratio(name) for name in (with_, without)}
     result = compare_ratios(ratios[with_], ratios[without])
-    compared = Compared("(f) Step-Tuned SGD / SGD over the same of (e)", result, pairs)
+    compared = Compared("(f) Step-Tuned SGD / SGD, divided by the same ratio on (e)", result, pairs)
     medians = [f"{_letters([name])} {np.median(values):.3g}" for name, values in ratios.items()]
     told = f"Step-Tuned SGD / SGD: {', '.join(medians)}; {compared}"
     return finding(compared.below, told, [compared])

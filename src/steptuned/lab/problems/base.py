@@ -129,7 +129,8 @@ class NetworkProblem(Problem):
     replica: nn.Module
     """The network to call for a loss that is back-propagated; for anything else call ``model``."""
 
-    def _train(self, model: nn.Module) -> None:
+    def set_model(self, model: nn.Module) -> None:
+        """Train the parameters of this network. Call it in the constructor."""
         self.model = self.replica = model
         self.parameters = list(model.parameters())
 

@@ -46,7 +46,7 @@ class Digits(NetworkProblem):
         self.weight_decay = options.weight_decay
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("initial point", "digits", options.batchnorm, seed))
-            self._train(_network(options.batchnorm).to(device))
+            self.set_model(_network(options.batchnorm).to(device))
         parts = ["digits", options.batch, seed]
         self.stream = Stream(len(self.y), options.batch, reshuffled=True, seed_parts=parts)
 

@@ -74,7 +74,7 @@ class ImageProblem(NetworkProblem):
         model.to(device)
         if options.layout == "channels_last":
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._train(model)
+        self.set_model(model)
         self._frozen = ExitStack()
         parts = [options.data, options.rows, options.batch, seed]
         self.stream = Stream(len(self.train), options.batch, reshuffled=True, seed_parts=parts)

@@ -91,7 +91,7 @@ class Text(NetworkProblem):
         shape = options.model_dump(include={"context", "width", "depth", "heads"})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("initial point", "text", shape, seed))
-            self._train(Transformer(len(SYMBOLS), **shape, dropout=options.dropout).to(device))
+            self.set_model(Transformer(len(SYMBOLS), **shape, dropout=options.dropout).to(device))
         parts = ["text", rows, options.batch, seed]
         self.stream = Stream(rows, options.batch, reshuffled=True, seed_parts=parts)
 

@@ -36,7 +36,7 @@ from steptuned.lab.report.axes import (
 )
 from steptuned.lab.report.bands import Array
 from steptuned.lab.report.gamma import bounds_of
-from steptuned.lab.report.instances import ends, instances_to_level, never
+from steptuned.lab.report.instances import back_propagations_to_level, ends, never
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome
 
@@ -164,7 +164,7 @@ def headline(figure: Figure, title: str, outcomes: list[Outcome]) -> None:
     """The title of the whole figure, with its scale if that is smaller than the paper's."""
     notes = {
         "paper": "",
-        "short": " (short scale: networks learn images in fewer epochs than at scale paper)",
+        "short": " (short scale: networks learn in fewer epochs than at scale paper)",
     }
     scale = outcomes[0].experiment.scale
     smaller = f" ({scale} scale: fewer data, a smaller grid or a smaller budget than scale paper)"
@@ -376,7 +376,7 @@ def _draw_column(
 def instances(outcome: Outcome, results: Results) -> Figure:
     """One point per instance, for each method. Runs that never arrive are hollow, at the edge."""
     soonest = outcome.experiment.selection.rule == "soonest"
-    table = instances_to_level(outcome, results) if soonest else ends(outcome, results)
+    table = back_propagations_to_level(outcome, results) if soonest else ends(outcome, results)
     limit = never(outcome) if soonest else np.inf
     figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
     labels = []

@@ -28,7 +28,7 @@ def ends(outcome: Outcome, results: Results) -> Table:
     return _table(outcome, end)
 
 
-def instances_to_level(outcome: Outcome, results: Results) -> Table:
+def back_propagations_to_level(outcome: Outcome, results: Results) -> Table:
     """Back-propagations until the loss is near J*, as the mean over the seeds.
 
     A run that never gets there counts as in claim 1. None: no run is complete.

@@ -12,7 +12,7 @@ from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedRuns
 from steptuned.lab.rate import rate_of
 from steptuned.lab.report.gamma import bounds_of, is_fixed
 from steptuned.lab.report.instances import Table as Numbers
-from steptuned.lab.report.instances import compare, ends, instances_to_level, never
+from steptuned.lab.report.instances import back_propagations_to_level, compare, ends, never
 from steptuned.lab.report.tables import finals_of
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
@@ -126,7 +126,11 @@ def _near_star(outcome: Outcome, results: Results) -> str:
     """How often and how soon each method comes near J*, the most frequent one first."""
     kind, times, limit = "seeds", _seeds_to_level(outcome, results), math.inf
     if outcome.experiment.instances > 1:
-        kind, times, limit = "instances", instances_to_level(outcome, results), never(outcome)
+        kind, times, limit = (
+            "instances",
+            back_propagations_to_level(outcome, results),
+            never(outcome),
+        )
     reached = {name: [t for t in of if t is not None and t < limit] for name, of in times.items()}
     labels = {group.entry.name: group.entry.label for group in outcome.groups}
 
@@ -163,14 +167,14 @@ def _sooner(outcome: Outcome, results: Results) -> str:
     names = [entry.name for entry in outcome.experiment.entries]
     if outcome.experiment.instances == 1 or ALGORITHM_1 not in names:
         return ""
-    numbers = instances_to_level(outcome, results)
+    numbers = back_propagations_to_level(outcome, results)
     labels = {group.entry.name: group.entry.label for group in outcome.groups}
     others = [other for other in names if other != ALGORITHM_1]
     counts = [(other, compare(numbers, ALGORITHM_1, other)) for other in others]
     told = [f"than {labels[other]} on {c.wins} of {c.instances}" for other, c in counts]
     return (
-        f"{labels[ALGORITHM_1]} is sooner {', '.join(told)} instances (if neither gets "
-        "there, it is not)."
+        f"{labels[ALGORITHM_1]} gets there sooner {', '.join(told)} instances (those on which "
+        "neither gets there do not count as sooner)."
     )
 
 

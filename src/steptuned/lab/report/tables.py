@@ -18,7 +18,7 @@ from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedAtScales, Paire
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.rate import rate_of
 from steptuned.lab.report.figures import label_of
-from steptuned.lab.report.instances import compare, ends, instances_to_level, never
+from steptuned.lab.report.instances import back_propagations_to_level, compare, ends, never
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
 from steptuned.lab.statistics import Comparison, compare_ratios, performance_profiles
@@ -177,7 +177,7 @@ def _grid(group: Group, rule: str) -> str:
 def _instances(outcome: Outcome, results: Results) -> Table:
     """Quartiles over the instances, and on how many each method beats the first one."""
     soonest = outcome.experiment.selection.rule == "soonest"
-    numbers = (instances_to_level if soonest else ends)(outcome, results)
+    numbers = (back_propagations_to_level if soonest else ends)(outcome, results)
     level = f"iterations to J* + {outcome.experiment.selection.within:g}"
     level += f" (never: {never(outcome):g}, as in claim 1)"
     what = level if soonest else f"{LOSS.name} at the end"
@@ -245,7 +245,7 @@ def added_claims(judged: list[tuple[Claim, Judgement]]) -> str:
 
 def _verdicts(judged: list[tuple[Claim, Judgement]]) -> Table:
     columns = ["#", "verdict", "claim", "problems", "n", "comparison with the largest p"]
-    table = Table("the paper's claims, judged by these runs", [*columns, "scale", "measured"])
+    table = Table("the claims, judged by these runs", [*columns, "scale", "measured"])
     for claim, j in judged:
         row = [str(claim.number), j.verdict, claim.text, j.problems, j.size, str(j.weakest or "")]
         table.rows.append([*row, ", ".join(j.scales), _measured(j)])

@@ -157,7 +157,7 @@ def _unreadable(store: Store) -> list[str]:
             problem = "the length of its log has changed since it ended; it will be run again"
             sentences.append(f"{named}: {problem}")
         elif run.result() is not None and not run.is_sound():
-            problem = "its log is not the one it ended with; delete the folder to run it again"
+            problem = "its log has changed since the run ended; delete the folder to run it again"
             sentences.append(f"{named}: {problem}")
     return sentences
 
@@ -360,7 +360,7 @@ def _warnings_of(group: Group, results: TolerantResults, epoch: int) -> list[str
         reached = min(log[-1]["bp"] if log else 0 for log in logs) / epoch
         progress = f"{reached:.4g} of {open_runs[0].budget / epoch:.4g} epochs"
         complete = f"{len(statuses) - len(open_runs)}/{len(statuses)} seeds"
-        said.append(f"{label}: {complete}; the others {progress}")
+        said.append(f"{label}: {complete}; the slowest of the others is at {progress}")
     diverged = sum(status == "diverged" for status in statuses.values())
     if diverged:
         said.append(f"{label}: {diverged} of {len(statuses)} seeds diverged")

@@ -45,9 +45,9 @@ lr = 0.05
 
 
 class Started:
-    """The command on three ranks, in its own session."""
+    """The command on ranks, in its own session."""
 
-    def __init__(self, folder, small, *arguments, script="on_ranks.py"):
+    def __init__(self, folder, small, *arguments, script="on_ranks.py", ranks=3):
         pickled = folder / "small"
         pickled.write_bytes(pickle.dumps(small))
         launcher = [
@@ -56,7 +56,7 @@ class Started:
             "torch.distributed.run",
             "--standalone",
             "--nproc-per-node",
-            "3",
+            str(ranks),
         ]
         command = [*launcher, HERE / script, pickled, *arguments]
         environment = {
@@ -216,7 +216,7 @@ def test_a_rank_that_fails_waits_for_no_other_rank(tmp_path, small, files, how, 
         "--checkpoint-seconds",
         "0",
     )
-    with Started(tmp_path, small, *arguments, script="ending_on_ranks.py") as started:
+    with Started(tmp_path, small, *arguments, script="ending_on_ranks.py", ranks=2) as started:
         code, said = started.end()
     assert code == 1, said
     assert sentence in " ".join(said.split()).replace("exitcode :", "exitcode  :"), said
@@ -244,7 +244,7 @@ def test_what_ranks_cannot_share_is_refused_in_one_sentence(tmp_path, small):
         'title = "x"\nfigure = "loss"\nproblem = "regression"\nbudget = { epochs = 1 }\n'
         "[methods.sgd]\nlr = 1.0\n"
     )
-    with Started(tmp_path, small, "run", path, "--out", tmp_path / "out") as started:
+    with Started(tmp_path, small, "run", path, "--out", tmp_path / "out", ranks=2) as started:
         code, said = started.end()
     assert code == 1
     assert "Traceback" not in said.split("ChildFailedError")[0].split("torch/distributed")[0]
