@@ -276,6 +276,7 @@ def test_unscaling_changes_no_gradient():
         assert all(torch.equal(*pair) for pair in kept)
 
 
+@pytest.mark.usefixtures("torch_path")
 @pytest.mark.parametrize(
     "options",
     [
@@ -292,6 +293,7 @@ def test_unscaling_changes_no_gradient():
 def test_clipping_works_in_chunks(options, monkeypatch):
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 1)
     monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
+    monkeypatch.setattr("steptuned.optim.flat.first_pass", None)
     problem = Regression()
     theta = torch.tensor(problem.start, requires_grad=True)
     opt = StepTunedSGD([theta], **options)

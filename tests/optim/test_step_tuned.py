@@ -193,7 +193,8 @@ def test_with_sgd_as_its_base_it_is_step_tuned_sgd(options):
     for (ours, tuned), (theirs, plain) in beside_step_tuned_sgd(options):
         close(ours, theirs)
         close(tuned.gamma, plain.gamma)
-        close(tuned.curvature, plain.curvature)
+        # Where the curvature is nearly zero, rounding of its terms dominates it.
+        torch.testing.assert_close(tuned.curvature, plain.curvature, rtol=1e-8, atol=1e-10)
     assert tuned.stats().iterations == plain.stats().iterations
     assert tuned.stats().at_upper == plain.stats().at_upper
 

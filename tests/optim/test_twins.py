@@ -18,10 +18,10 @@ from steptuned import (
     StochasticGV,
 )
 
-pytestmark = pytest.mark.usefixtures("path")
+pytestmark = pytest.mark.filterwarnings("ignore:gamma has been at")
 
 ITERATIONS = 250
-pytestmark = pytest.mark.filterwarnings("ignore:gamma has been at")
+on_every_path = pytest.mark.usefixtures("path")
 
 
 def close(actual, expected):
@@ -95,6 +95,7 @@ def twin_options(
     }
 
 
+@on_every_path
 @pytest.mark.parametrize("name", REGRESSION)
 def test_step_tuned_sgd_is_algorithm_2_on_the_regression(name):
     problem, options = Regression(), {"decay_every": 1, **REGRESSION[name]}
@@ -104,6 +105,7 @@ def test_step_tuned_sgd_is_algorithm_2_on_the_regression(name):
     follow(opt, [theta], lambda k: problem.torch_loss(k, theta), twin)
 
 
+@on_every_path
 def test_the_runs_have_negative_curvature_and_reach_both_bounds():
     problem = Regression()
     theta = torch.tensor(problem.start, requires_grad=True)
@@ -126,6 +128,7 @@ def test_the_runs_have_negative_curvature_and_reach_both_bounds():
     assert stats.ignored == 0
 
 
+@on_every_path
 @pytest.mark.parametrize(
     "options",
     [
@@ -144,6 +147,7 @@ def test_step_tuned_sgd_is_algorithm_2_on_a_network(options, foreach):
     follow(opt, params, lambda k: problem.torch_loss(k, *params), twin)
 
 
+@on_every_path
 def test_groups_with_their_own_lr_and_weight_decay_share_one_gamma():
     problem = Network()
     params = [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
@@ -161,6 +165,7 @@ def test_groups_with_their_own_lr_and_weight_decay_share_one_gamma():
     follow(opt, params, lambda k: problem.torch_loss(k, *params), twin)
 
 
+@pytest.mark.usefixtures("torch_path")
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_large_tensors_are_processed_in_chunks_with_the_same_results(monkeypatch, weight_decay):
     monkeypatch.setattr("steptuned.optim.bucket.LARGE", 2)
@@ -195,10 +200,13 @@ def descend(opt, theta, loss, twin, iterations=ITERATIONS):
     assert signs == {True, False}
 
 
-# Barzilai-Borwein steps amplify rounding. The full-batch methods are compared for as long as any
-# implementation can be expected to agree to 1e-10.
-@pytest.mark.parametrize(("lr", "nu", "seed"), [(0.1, 10.0, 2), (0.02, 10.0, 8)])
-def test_step_tuned_gd_is_algorithm_1(lr, nu, seed):
+# Barzilai-Borwein steps amplify rounding, of which every processor has its own. The full-batch
+# methods are compared for as long as that is far below 1e-10: a start that differs by 1e-12 moves
+# these iterates by less than 1e-9.
+@pytest.mark.parametrize(
+    ("lr", "nu", "seed", "iterations"), [(0.1, 10.0, 2, 20), (0.02, 10.0, 8, 40)]
+)
+def test_step_tuned_gd_is_algorithm_1(lr, nu, seed, iterations):
     problem = Regression(n=100, p=5, seed=seed)
     theta = torch.tensor(problem.start, requires_grad=True)
     twin = reference.step_tuned_gd(
@@ -209,7 +217,7 @@ def test_step_tuned_gd_is_algorithm_1(lr, nu, seed):
         theta,
         lambda k: problem.torch_loss(None, theta),
         twin,
-        40,
+        iterations,
     )
 
 

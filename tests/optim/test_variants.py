@@ -106,6 +106,31 @@ TWINS = {
 }
 
 
+@pytest.fixture(params=["kernel", "torch", "in chunks", "accelerator"])
+def implementation(request, monkeypatch):
+    """Each implementation of a step. An accelerator is a CPU whose values are not free to read."""
+    if request.param == "kernel":
+        active, reason = steptuned.kernel_status()
+        if not active:
+            pytest.skip(f"no kernel: {reason}")
+    else:
+        request.getfixturevalue("torch_path")
+    if request.param == "in chunks":
+        monkeypatch.setattr("steptuned.optim.bucket.LARGE", 2)
+        monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
+        monkeypatch.setattr("steptuned.optim.flat.first_pass", None)
+    if request.param == "accelerator":
+        monkeypatch.setattr("steptuned.optim.flat.is_on_host", lambda tensors: False)
+
+
+def network():
+    problem = Network()
+    return problem, [
+        torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)
+    ]
+
+
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("name", TWINS)
 def test_a_variant_matches_its_twin_on_the_regression(name):
     problem, options = Regression(), TWINS[name]
@@ -117,33 +142,17 @@ def test_a_variant_matches_its_twin_on_the_regression(name):
     assert len(np.unique(gammas)) > 10, "gamma moves"
 
 
-def in_small_chunks(monkeypatch):
-    monkeypatch.setattr("steptuned.optim.bucket.LARGE", 2)
-    monkeypatch.setattr("steptuned.optim.flat.CHUNK", 7)
-
-
-def network(monkeypatch, in_chunks):
-    if in_chunks:
-        in_small_chunks(monkeypatch)
-        monkeypatch.setattr("steptuned.optim.flat.first_pass", None)
-    problem = Network()
-    return problem, [
-        torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)
-    ]
-
-
-@pytest.mark.parametrize("in_chunks", [False, True])
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("name", TWINS)
-def test_a_variant_matches_its_twin_on_a_network(name, in_chunks, monkeypatch):
-    problem, params = network(monkeypatch, in_chunks)
+def test_a_variant_matches_its_twin_on_a_network(name):
+    problem, params = network()
     options = TWINS[name]
     twin = reference.variant(problem.start, problem.gradient, **twin_options(**options))
     follow(StepTunedSGD(params, **options), params, lambda k: problem.torch_loss(k, *params), twin)
 
 
 def test_groups_with_their_own_lr_and_weight_decay_at_every_third_mini_batch():
-    problem = Network()
-    params = [torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)]
+    problem, params = network()
     alphas, decays = (0.1, 0.03, 0.2, 0.01), (0.0, 0.02, 0.0, 0.1)
     groups = [
         {"params": [p], "lr": a, "weight_decay": w}
@@ -354,21 +363,6 @@ def test_tune_every_may_be_changed_but_not_between_one_and_more():
     assert opt.needs_second_pass
 
 
-@pytest.fixture(params=["kernel", "torch", "in chunks", "accelerator"])
-def implementation(request, monkeypatch):
-    """Each implementation of a step. An accelerator is a CPU whose values are not free to read."""
-    if request.param == "kernel":
-        active, reason = steptuned.kernel_status()
-        if not active:
-            pytest.skip(f"no kernel: {reason}")
-    else:
-        request.getfixturevalue("torch_path")
-    if request.param == "in chunks":
-        in_small_chunks(monkeypatch)
-    if request.param == "accelerator":
-        monkeypatch.setattr("steptuned.optim.flat.is_on_host", lambda tensors: False)
-
-
 def rates(k):
     """The learning rates of two groups: a warm-up from zero, and a rest in the second."""
     return 0.1 * min(k, 6) / 6, 0.0 if k < 5 or 15 < k < 25 else 0.05
@@ -542,10 +536,10 @@ PER_GROUP = {
 }
 
 
-@pytest.mark.parametrize("in_chunks", [False, True])
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("name", PER_GROUP)
-def test_each_group_has_its_own_gamma(name, in_chunks, monkeypatch):
-    problem, params = network(monkeypatch, in_chunks)
+def test_each_group_has_its_own_gamma(name):
+    problem, params = network()
     options = PER_GROUP[name]
     alphas, decays = (0.1, 0.03, 0.05), (0.0, 0.02, 0.0)
     parts = [params[:1], params[1:3], params[3:]]
