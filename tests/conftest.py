@@ -7,6 +7,10 @@ import sys
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# The size of the terminal in which the tests are started must not change what they see.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 LONGEST = (
     "test_torchrun",
     "test_resume",
