@@ -36,6 +36,10 @@ class Results:
     def run(self, spec: RunSpec) -> Run:
         return self.store.find(spec, name_of(spec))
 
+    def is_complete(self, spec: RunSpec) -> bool:
+        """Whether the run finished or diverged."""
+        return self.run(spec).result() is not None
+
     def final(self, spec: RunSpec) -> dict[str, Any] | None:
         if spec.identity not in self._final:
             result = self.run(spec).result()
@@ -49,8 +53,7 @@ class Results:
         return self._final[spec.identity]
 
     def records(self, spec: RunSpec) -> list[dict[str, Any]]:
-        run = self.run(spec)
-        return run.records() if run.result() is not None else []
+        return self.run(spec).records() if self.is_complete(spec) else []
 
 
 class TolerantResults(Results):
@@ -62,7 +65,7 @@ class TolerantResults(Results):
         self._begun: dict[str, list[dict[str, Any]]] = {}
 
     def records(self, spec: RunSpec) -> list[dict[str, Any]]:
-        return self.begun(spec) if self.run(spec).result() is not None else []
+        return self.begun(spec) if self.is_complete(spec) else []
 
     def begun(self, spec: RunSpec) -> list[dict[str, Any]]:
         """The records of a run that may be unfinished."""

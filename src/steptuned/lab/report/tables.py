@@ -85,7 +85,7 @@ def _methods(outcome: Outcome, results: Results) -> Table:
         records = finals[group.entry.name]
         row = [
             label_of(group),
-            _grid(group, outcome.experiment.selection.rule),
+            _grid(group, outcome.experiment.selection.rule, results),
             _seeds(len(records), outcome.experiment.seeds),
         ]
         row += [str(records[0]["bp"]) if records else "", _spread(records, LOSS)]
@@ -160,14 +160,17 @@ def _seeds(finished: int, asked: int) -> str:
     return f"{finished}/{asked}{'' if finished == asked else ' SEEDS'}"
 
 
-def _grid(group: Group, rule: str) -> str:
+def _grid(group: Group, rule: str, results: Results) -> str:
     """How many points of the grid were tried, how many did not work, and where the winner is."""
-    without = sum(trial.score is None for trial in group.trials)
-    notes = [f"{len(group.trials)} tried"] if len(group.trials) > 1 else []
+    points = len(group.trials)
+    done = [trial for trial in group.trials if results.is_complete(trial.spec)]
+    without = sum(trial.score is None for trial in done)
+    tried = f"{len(done)} tried" if len(done) == points else f"{len(done)} of {points} tried"
+    notes = [tried] if points > 1 else []
     score = group.winner.score if group.winner else None
     by_time = score is not None and score.unit == "back-propagations"
     if without and notes:
-        notes.append(f"{without} {'not near J*' if by_time else 'diverged or unfinished'}")
+        notes.append(f"{without} {'not near J*' if by_time else 'diverged'}")
     if notes and rule == "soonest" and score is not None and not by_time:
         notes.append(f"none near J*, best by {score}")
     notes += [f"winner at the edge of the grid: {', '.join(group.edges)}"] if group.edges else []
