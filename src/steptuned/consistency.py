@@ -103,7 +103,9 @@ class _Passes:
 
 def _compare(passes: _Passes, other_noise: "_OtherNoise", buffers: "_Buffers") -> Check:
     if all(g is None for g in passes.first):
-        return Check(False, 0.0, "the closure made no gradients: it must back-propagate the loss")
+        return Check(
+            False, 0.0, "the closure computed no gradients: it must back-propagate the loss"
+        )
     changed = buffers.changed()
     difference = passes.repeat()
     if difference <= TOLERANCE:

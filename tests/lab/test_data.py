@@ -802,15 +802,15 @@ def test_status_lists_present_missing_and_damaged_data_sets(all_small, home, com
         assert done.exit_code == 0
         lines = {line.split()[0]: " ".join(line.split()) for line in done.stdout.splitlines()}
         assert lines["cifar-10"].startswith("cifar-10 13 ")
-        assert lines["cifar-10"].endswith(" MB there")
+        assert lines["cifar-10"].endswith(" MB present")
         assert lines["cifar-100"].endswith(
             "damaged: batch_2.bin is truncated: 20 of 250 bytes; test.bin is missing"
         )
-        assert lines["mnist"].endswith(" MB not there")
+        assert lines["mnist"].endswith(" MB missing")
         assert lines["folder:"] == f"folder: {home}"
     done = command("status", "--data", tmp_path / "[red]nowhere")
     assert done.exit_code == 0
-    assert done.stdout.count("not there") == 3
+    assert done.stdout.count("missing") == 3
     assert f"folder: {tmp_path}/[red]nowhere" in done.stdout
 
 
@@ -823,13 +823,13 @@ def test_get_downloads_the_named_data_sets_and_prints_their_folder(
     done = command("get", "cifar-100", "--data", tmp_path / "other")
     assert (done.exit_code, done.stdout) == (
         0,
-        f"cifar-100: fetched, {tmp_path}/other/cifar-100-bin\n",
+        f"cifar-100: downloaded, {tmp_path}/other/cifar-100-bin\n",
     )
     done = command("get", "cifar-100", "cifar-10", "cifar-10", "--data", tmp_path / "other")
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
-        f"cifar-100: there already, {tmp_path}/other/cifar-100-bin",
-        f"cifar-10: fetched, {tmp_path}/other/cifar-10-bin",
+        f"cifar-100: already present, {tmp_path}/other/cifar-100-bin",
+        f"cifar-10: downloaded, {tmp_path}/other/cifar-10-bin",
     ]
     assert only_whole_files(ten, tmp_path / "other")
     assert only_whole_files(hundred, tmp_path / "other")
@@ -846,7 +846,7 @@ def test_get_all_downloads_the_others_if_one_fails_and_exits_with_1(all_small, h
     done = command("get", "all")
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [
-        f"{name}: fetched, {home / SETS[name].folder}" for name in ("cifar-100", "mnist")
+        f"{name}: downloaded, {home / SETS[name].folder}" for name in ("cifar-100", "mnist")
     ]
     assert done.stderr.startswith(
         f"steptuned: small.tar.gz could not be fetched ({site.url}/none: HTTP 404); "

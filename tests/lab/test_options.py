@@ -49,9 +49,12 @@ class Some(Options):
         ),
         (
             {"colour": 3},
-            "colour = 'colour' is not one of bounds, data, heads, layout, on, rows, size",
+            "colour is not an option; the options are bounds, data, heads, layout, on, rows, size",
         ),
-        ({"self": 3}, "self = 'self' is not one of bounds, data, heads, layout, on, rows, size"),
+        (
+            {"self": 3},
+            "self is not an option; the options are bounds, data, heads, layout, on, rows, size",
+        ),
         ({"layout": "columns", "on": False}, "layout = 'columns': needs on = true"),
     ],
 )

@@ -46,16 +46,17 @@ def test_sentences_compare_the_methods_pairwise_and_describe_gamma(store):
     runs = PairedRuns(store, "short")
     against, gamma, ends = prose.sentences(runs.outcome("figure-6f"), runs)
     assert against.startswith(
-        "By final plain training loss, Step-Tuned SGD is below SGD in 5 of 5 seeds: median ratio 0."
+        "The final plain training loss of Step-Tuned SGD is below SGD's in 5 of 5 seeds (median "
+        "ratio 0."
     )
-    assert against.endswith("p = 0.031.")
+    assert against.endswith("p = 0.031).")
     assert (
-        "inside its bounds [0.5, 2] in 50% of the iterations, at the lower one in 50% "
-        "and at the upper one in 0%" in gamma
+        "inside its bounds [0.5, 2] in 50% of the iterations, at the lower bound in 50% "
+        "and at the upper bound in 0%" in gamma
     )
     assert "the median raw gamma was 4 in the first tenth of the run and 0.2 in the last" in gamma
-    assert ends.startswith("The lowest mean plain training loss at the end: Step-Tuned SGD (0.")
-    assert "; the highest: SGD (" in ends
+    assert ends.startswith("Step-Tuned SGD has the lowest mean plain training loss at the end (0.")
+    assert ", and SGD the highest (" in ends
 
 
 def regression(folder, name, times):
@@ -87,7 +88,8 @@ def test_the_full_batch_methods_are_told_by_when_they_come_near_j_star(tmp_path,
         "in 5 of 5 with Gradient descent (50)."
     )
     assert ends == (
-        "The lowest mean J at the end: Algorithm 1 (0.402); the highest: Gradient descent (0.405)."
+        "Algorithm 1 has the lowest mean J at the end (0.402), and Gradient descent the highest "
+        "(0.405)."
     )
 
 
@@ -103,12 +105,13 @@ def test_instances_are_told_by_how_many_algorithm_1_wins(tmp_path, monkeypatch):
     assert near == (
         "J comes within 0.1 of J* in 20 of 20 instances with Algorithm 1 (median 20 "
         "back-propagations), in 20 of 20 with BB with absolute values (30), in 20 of 20 with "
-        "Gradient descent (50), in 0 of 20 with Armijo; medians are over these only."
+        "Gradient descent (50), in 0 of 20 with Armijo; the medians cover only the instances that "
+        "reach it."
     )
     assert sooner == (
-        "Algorithm 1 gets there sooner than Gradient descent on 12 of 20, than BB with absolute "
-        "values on 12 of 20, than Armijo on 20 of 20 instances (those on which neither gets there "
-        "do not count as sooner)."
+        "Algorithm 1 gets there sooner than Gradient descent on 12 of 20 instances, than BB with "
+        "absolute values on 12 of 20, than Armijo on 20 of 20. Instances on which neither gets "
+        "there do not count as sooner."
     )
 
 
@@ -124,7 +127,7 @@ def test_the_rate_is_told_beside_that_of_the_theorem(tmp_path, monkeypatch):
     runs = PairedRuns(tmp_path, "small")
     falls, bound = prose.sentences(runs.outcome("rate"), runs)
     assert "k^-0.45 for delta 0.001 (the theorem: k^-0.50); " in falls
-    assert bound.endswith("at most the theorem's for 2 of 3 delta.")
+    assert bound.endswith("at most the theorem's for 2 of 3 values of delta.")
 
 
 def test_methods_without_finished_seeds_are_named(tmp_path, monkeypatch):
@@ -136,9 +139,9 @@ def test_methods_without_finished_seeds_are_named(tmp_path, monkeypatch):
     fill(tmp_path, "figure-4d", records, "short")
     runs = PairedRuns(tmp_path, "short")
     ends, missing = prose.sentences(runs.outcome("figure-4d"), runs)[-2:]
-    assert ends.startswith("The lowest mean plain training loss at the end: ")
+    assert "has the lowest mean plain training loss at the end" in ends
     assert "Step-Tuned" not in ends, "one seed is too few"
-    assert missing == "Not complete: Step-Tuned SGD (1 of 5 seeds)."
+    assert missing == "Incomplete: Step-Tuned SGD (1 of 5 seeds)."
 
 
 def test_shares_are_weighted_by_the_iterations_between_records():
@@ -160,7 +163,7 @@ def test_few_and_many_images_are_compared_if_both_were_run(store):
         found.append(("figure-6f", scale, prose.tuning_of(group, runs.results)))
     (said,) = prose.few_and_many(found)
     assert said.startswith(
-        "figure-6f: with all images and a tenth of the epochs gamma is inside its bounds in 50%"
+        "figure-6f: with all images and a tenth of the epochs, gamma is inside its bounds in 50%"
     )
     assert prose.few_and_many(found[:1]) == []
 

@@ -516,7 +516,7 @@ def test_the_warning_comes_after_a_hundred_iterations_at_a_bound():
     theta.grad = 100.0 * theta.detach()
     opt.half_step()
     theta.grad = 100.0 * theta.detach()
-    with pytest.warns(UserWarning, match="divide lr by"):
+    with pytest.warns(UserWarning, match="multiply lr by"):
         opt.step()
 
 

@@ -90,7 +90,7 @@ def test_effective_lr_is_the_step_of_each_group_in_the_last_iteration():
         (
             100.0,
             r"lower bound 0\.5 for \d+ iterations.*step 0\.5 x lr.*"
-            r"bounds=\(0\.0\d+, 0\.0\d+\), and divide lr by 0\.0",
+            r"bounds=\(0\.0\d+, 0\.0\d+\), and multiply lr by \d+, so that",
         ),
         (1e-3, r"upper bound 2\.0 for \d+ iterations.*step 2 x lr.*bounds=\(5e\+02, 2e\+03\)"),
         (-1.0, r"upper bound 2\.0 for \d+ iterations.*mostly not positive.*lower nu"),
@@ -117,7 +117,7 @@ def test_on_devices_the_warning_comes_when_stats_are_read(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("steptuned.optim.flat.is_on_host", lambda tensors: False)
         run(opt, theta, 120, 100.0)
-    with pytest.warns(UserWarning, match="divide lr by"):
+    with pytest.warns(UserWarning, match="multiply lr by"):
         opt.stats()
 
 
@@ -195,7 +195,7 @@ def test_the_options_of_a_group_are_validated_too():
     with pytest.raises(ValueError, match="weight_decay must be"):
         StepTunedSGD([{"params": [a]}, {"params": [b], "weight_decay": -1}])
     with pytest.raises(
-        ValueError, match=r"beta must be the same for all parameter groups.*got 0\.5 after 0\.9"
+        ValueError, match=r"beta must be the same for all parameter groups.*got 0\.5, but the first group has 0\.9"
     ):
         StepTunedSGD([{"params": [a]}, {"params": [b], "beta": 0.5}])
 
@@ -290,7 +290,7 @@ def test_a_vector_of_the_wrong_shape_is_reported():
     theta = torch.ones(2, requires_grad=True)
     opt = ExactGV([theta], lambda: [torch.ones(3)])
     theta.grad = torch.ones(2)
-    with pytest.raises(ValueError, match=r"a tensor of each shape \[\(2,\)\], got \[\(3,\)\]"):
+    with pytest.raises(ValueError, match=r"tensors with the shapes \[\(2,\)\], got \[\(3,\)\]"):
         opt.step()
 
 

@@ -276,8 +276,8 @@ def test_gradients_in_only_one_pass_are_an_error_for_each_form(form, which):
             body()
 
     words = {
-        "closure": r"the closure made gradients in its {} call",
-        "passes": r"the body of passes\(\) made gradients in its {}",
+        "closure": r"the closure computed gradients in its {} call",
+        "passes": r"the body of passes\(\) computed gradients in its {}",
     }
     expected = words.get(
         form, r"gradients in the {} pass.*before both half_step\(\) and step\(\)"

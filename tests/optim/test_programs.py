@@ -428,7 +428,7 @@ def test_check_finds_a_data_loader_that_is_read_in_the_body():
 
 def test_check_reports_a_closure_without_a_backward_pass():
     model, opt, x = simple()
-    assert "made no gradients" in str(steptuned.check(opt, lambda: model(x).sum()))
+    assert "computed no gradients" in str(steptuned.check(opt, lambda: model(x).sum()))
 
 
 # ------------------------------------------------------------------------------- running statistics

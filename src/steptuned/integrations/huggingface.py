@@ -38,7 +38,8 @@ class StepTunedTrainer(Trainer):
     class first.
 
     Not supported: fp16 (use bf16), DeepSpeed, FSDP 1, DataParallel (several GPUs in one process),
-    context parallelism, and other optimizers.
+    context parallelism, and optimizers other than `StepTunedSGD` and
+    `StepTuned`.
 
     Args:
         freeze_statistics: do not update the running statistics of BatchNorm and other layers in the
@@ -168,7 +169,8 @@ def _refuse(args: TrainingArguments) -> None:
         )
     if args.deepspeed:
         raise ValueError(
-            "StepTunedTrainer does not support DeepSpeed, which steps by itself: use FSDP 2 instead"
+            "StepTunedTrainer does not support DeepSpeed, which performs the step itself: use "
+            "FSDP 2 instead"
         )
     if (
         args.fsdp

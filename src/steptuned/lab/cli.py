@@ -67,7 +67,7 @@ class Scale(str, Enum):
 
 
 SCALES = (
-    "demo: minutes; small: a tenth of the images, all epochs; "
+    "demo: minutes; small, of problems with images: a tenth of the images, all epochs; "
     "short: all images, a tenth of the epochs; paper: the sizes of the paper."
 )
 JOBS = "Runs at the same time, sharing torch's threads. Default: one run per core, or one on a GPU."
@@ -271,7 +271,7 @@ def show(folder: StoreArgument) -> None:
         advice = "its spec.json cannot be read; delete the folder to run it again"
         console.print(f"[red]CORRUPT[/] {path}: {advice}")
     print_rows(COLUMNS, listing.rows)
-    counted = f"{listing.runs} runs, at most {listing.widest} in a set"
+    counted = f"{listing.runs} runs, at most {listing.widest} with the same settings"
     console.print(counted if listing.runs else f"no runs in {folder}")
 
 
@@ -337,7 +337,7 @@ def claims(
     folder: StoreArgument,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the judgements as JSON."),
+        typer.Option("--json", help="Write the verdicts and all comparisons as JSON."),
     ] = None,
     markdown_file: Annotated[
         Path | None,
@@ -347,7 +347,8 @@ def claims(
     """Judge every claim of the paper, and those given as --with, by the runs in a folder.
 
     With 5 seeds or 20 instances a claim is reproduced or not reproduced, with 3 or 4 seeds it is
-    consistent or inconsistent. It is mixed if scales or measures disagree. Otherwise it is not run.
+    consistent or inconsistent. It is mixed if scales or measures disagree. If runs are missing, it
+    is not run.
     """
     from steptuned.lab.claims.verdicts import judge
     from steptuned.lab.report import results, tables, writing
@@ -418,7 +419,9 @@ def unpack(
     """
     from steptuned.lab import evidence
 
-    console.print(f"{evidence.unpack(folder, to)} runs: {to}", soft_wrap=True, highlight=False)
+    console.print(
+        f"unpacked {evidence.unpack(folder, to)} runs into {to}", soft_wrap=True, highlight=False
+    )
 
 
 @packed.command("verify")

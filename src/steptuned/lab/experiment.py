@@ -184,7 +184,8 @@ def load(path: Path, scale: str, panel: str = "") -> Experiment:
         raise ExperimentError(f"{path}: methods: there are none; {choices}")
     if content.get("first_seed") == 0 and any(len(entry.grid()) > 1 for entry in entries):
         raise ExperimentError(
-            f"{path}: first_seed = 0: hyper-parameters are chosen on seed 0, so report later ones"
+            f"{path}: first_seed = 0: must be at least 1, because hyper-parameters are chosen on "
+            "seed 0"
         )
     defaults = {"name": path.stem + panel, "scale": scale, "options": {}, "first_seed": 1}
     try:

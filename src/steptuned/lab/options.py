@@ -69,7 +69,7 @@ def _sentence(model: type[Options], values: dict[str, Any], error: ErrorDetails)
         return f"{context['key']} = {values.get(context['key'])!r}: {context['why']}"
     key = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
-        return f"{key} = {key!r} is not one of {listed(model.model_fields)}"
+        return f"{key} is not an option; the options are {listed(model.model_fields)}"
     told = f"{key} = {values[key]!r}"
     if error["type"] == "choice":
         return f"{told} is not one of {listed(context['choices'])}"

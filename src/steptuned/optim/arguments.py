@@ -113,7 +113,9 @@ def check_group(group: Any, optimizer: torch.optim.Optimizer, options: Options) 
         first = optimizer.param_groups[0]
         for name in shared_options(options, first):
             if name in values and values[name] != first[name]:
-                refuse_differing(name, first, f"got {values[name]} after {first[name]}")
+                refuse_differing(
+                    name, first, f"got {values[name]}, but the first group has {first[name]}"
+                )
 
 
 def refuse_differing(name: str, first: dict[str, Any], what: str) -> None:

@@ -208,7 +208,7 @@ class _CallbackGV(StochasticGV):
         expected = [tuple(p.shape) for p in self._params()]
         if shapes != expected:
             raise ValueError(
-                f"the vector given to {type(self).__name__} must have a tensor of each shape "
+                f"the function given to {type(self).__name__} must return tensors with the shapes "
                 f"{expected}, got {shapes}"
             )
         return answer

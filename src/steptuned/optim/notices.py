@@ -16,10 +16,10 @@ NOISE_CHECKS = 10
 """Compare the random numbers of the two passes in this many iterations by hand."""
 
 ONE_PASS_ONLY = {
-    "closure": "the closure made gradients in its {0} call and none in its {1}: it must do the "
+    "closure": "the closure computed gradients in its {0} call and none in its {1}: it must do the "
     "same in both",
-    "passes": "the body of passes() made gradients in its {0} pass and none in its {1}: it must do "
-    "the same in both",
+    "passes": "the body of passes() computed gradients in its {0} pass and none in its {1}: it "
+    "must do the same in both",
     "hand": "there were gradients in the {0} pass and none in the {1}: run a backward of the same "
     "mini-batch before both half_step() and step(), or drop the half step with opt.cancel()",
 }
@@ -56,8 +56,8 @@ def _warn_stuck(group: dict[str, Any], name: str, steps_as: str, is_lower: bool)
     else:
         advice = (
             f"the raw gamma has a median of {raw:.3g}; to let it tune the step, put the bounds "
-            f"around that, such as bounds=({raw / 2:.2g}, {2 * raw:.2g}), and divide lr by "
-            f"{raw:.2g}"
+            f"around that, such as bounds=({raw / 2:.2g}, {2 * raw:.2g}), and multiply lr by "
+            f"{value / raw:.2g}, so that the steps keep their length"
         )
     warn(
         f"{name} has been at its {bound} bound {value} for {RECENT} {what}, so this is "

@@ -70,16 +70,16 @@ def _get(name: str, where: Path) -> bool:
         advice = "complete files are kept, and the same command downloads the rest"
         stop(f"stopped; {advice}", code=130)
     home = escape(str(where / SETS[name].folder))
-    console.print(f"{name}: {'fetched' if fetched else 'there already'}, {home}", **ONE_LINE)
+    console.print(f"{name}: {'downloaded' if fetched else 'already present'}, {home}", **ONE_LINE)
     return True
 
 
 def _state(entry: DataSet, where: Path) -> str:
     faults = {file.name: fault(where / entry.folder / file.name, file) for file in entry.files}
     if not any(faults.values()):
-        return "[green]there[/]"
+        return "[green]present[/]"
     if all(reason == MISSING for reason in faults.values()):
-        return "not there"
+        return "missing"
     reasons = "; ".join(f"{name} {reason}" for name, reason in faults.items() if reason)
     return f"[red]damaged:[/] {escape(reasons)}"
 

@@ -107,8 +107,8 @@ def _ends(outcome: Outcome, results: Results, measure: str) -> str:
     labels = {group.entry.name: group.entry.label for group in outcome.groups}
     low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
     return (
-        f"The lowest {middle} {WORDS[measure]} at the end: {labels[low]} ({means[low]:.4g}); "
-        f"the highest: {labels[high]} ({means[high]:.4g})."
+        f"{labels[low]} has the lowest {middle} {WORDS[measure]} at the end ({means[low]:.4g}), "
+        f"and {labels[high]} the highest ({means[high]:.4g})."
     )
 
 
@@ -119,7 +119,7 @@ def _unfinished(outcome: Outcome, results: Results) -> str:
         done = sum(results.run(spec).result() is not None for spec in group.specs.values())
         if group.instance == 0 and done < asked:
             lacking.append(f"{group.entry.label} ({done} of {asked} seeds)")
-    return f"Not complete: {'; '.join(lacking)}." if lacking else ""
+    return f"Incomplete: {'; '.join(lacking)}." if lacking else ""
 
 
 def _near_star(outcome: Outcome, results: Results) -> str:
@@ -145,7 +145,7 @@ def _near_star(outcome: Outcome, results: Results) -> str:
         share = f"{len(reached[name])} of {len(times[name])} {words[0]}".rstrip()
         told.append(f"in {share} with {labels[name]}{after}")
     incomplete = any(len(reached[name]) < len(times[name]) for name in times)
-    over = "; medians are over these only" if incomplete else ""
+    over = f"; the medians cover only the {kind} that reach it" if incomplete else ""
     return f"J comes within {outcome.experiment.selection.within:g} of J* {', '.join(told)}{over}."
 
 
@@ -172,9 +172,10 @@ def _sooner(outcome: Outcome, results: Results) -> str:
     others = [other for other in names if other != ALGORITHM_1]
     counts = [(other, compare(numbers, ALGORITHM_1, other)) for other in others]
     told = [f"than {labels[other]} on {c.wins} of {c.instances}" for other, c in counts]
+    told[0] += " instances"
     return (
-        f"{labels[ALGORITHM_1]} gets there sooner {', '.join(told)} instances (those on which "
-        "neither gets there do not count as sooner)."
+        f"{labels[ALGORITHM_1]} gets there sooner {', '.join(told)}. Instances on which neither "
+        "gets there do not count as sooner."
     )
 
 
@@ -191,8 +192,9 @@ def _rates(outcome: Outcome, results: Results) -> list[str]:
     supported = sum(fit.verdict == "supported" for fit in fits)
     return [
         f"Over the last decade of k, the smallest mean square of the gradient falls as {slopes}.",
-        "The theorem is an upper bound, so a steeper slope is no failure: within its interval the "
-        f"slope is at most the theorem's for {supported} of {len(fits)} delta.",
+        "The theorem is an upper bound, so a steeper slope agrees with it. Within its 95 % "
+        f"interval, the slope is at most the theorem's for {supported} of {len(fits)} values of "
+        "delta.",
     ]
 
 
@@ -212,8 +214,10 @@ def against_sgd(outcome: Outcome, runs: PairedRuns, measure: str) -> str:
         return ""
     c = compare_ratios(tuned, sgd)
     lower = round(c.better * c.n)
-    wins = f"Step-Tuned SGD is below SGD in {lower} of {c.n} {pairs.kind}"
-    return f"By final {WORDS[measure]}, {wins}: {ratio(c)}."
+    return (
+        f"The final {WORDS[measure]} of Step-Tuned SGD is below SGD's in {lower} of {c.n} "
+        f"{pairs.kind} ({ratio(c)})."
+    )
 
 
 def ratio(c: Comparison) -> str:
@@ -229,9 +233,9 @@ def gamma_of(group: Group, results: Results) -> str:
     m, M = tuning.bounds
     return (
         f"Gamma of {group.entry.label} was inside its bounds [{m:g}, {M:g}] in "
-        f"{tuning.inside:.0%} of the iterations, at the lower one in {tuning.at_lower:.0%} and at "
-        f"the upper one in {tuning.at_upper:.0%}; the median raw gamma was {tuning.early:.3g} in "
-        f"the first tenth of the run and {tuning.late:.3g} in the last."
+        f"{tuning.inside:.0%} of the iterations, at the lower bound in {tuning.at_lower:.0%} and "
+        f"at the upper bound in {tuning.at_upper:.0%}; the median raw gamma was {tuning.early:.3g} "
+        f"in the first tenth of the run and {tuning.late:.3g} in the last."
     )
 
 
@@ -243,9 +247,9 @@ def few_and_many(found: Sequence[tuple[str, str, Tuning]]) -> list[str]:
         many, few = at.get((name, "short")), at.get((name, "small"))
         if many and few:
             said.append(
-                f"{name}: with all images and a tenth of the epochs gamma is inside its bounds in "
-                f"{many.inside:.0%} of the iterations, and the raw gamma ends at {many.late:.3g}; "
-                f"with a tenth of the images and all epochs in {few.inside:.0%}, "
-                f"and it ends at {few.late:.3g}."
+                f"{name}: with all images and a tenth of the epochs, gamma is inside its bounds in "
+                f"{many.inside:.0%} of the iterations, and the raw gamma ends at {many.late:.3g}. "
+                f"With a tenth of the images and all epochs, these are {few.inside:.0%} and "
+                f"{few.late:.3g}."
             )
     return said

@@ -229,7 +229,7 @@ def _gamma(page: Page) -> list[str]:
     intro = (
         "The raw gamma is the inverse of the curvature along the gradient. Inside the bounds the "
         "method tunes its step; at a bound it is SGD with a constant factor and mini-batches used "
-        "twice. The table has the winners, over all iterations and seeds."
+        "twice. The table shows the winner of each grid search, over all iterations and seeds."
     )
     return [
         "## What gamma does",
@@ -249,9 +249,9 @@ def _control_figure(page: Page) -> list[str]:
             continue
         controls = [outcome for outcome in panels if outcome.experiment.name in CONTROLS]
         others = [o.experiment.name for o in panels if o not in controls]
-        what = "Gamma of Step-Tuned SGD and what it does to the loss"
+        what = "Gamma of Step-Tuned SGD and its effect on the loss"
         if controls:
-            what += ", next to constant gammas, a finer grid for SGD, and SGD that uses each "
+            what += ", compared with constant gammas, a finer grid for SGD, and SGD that uses each "
             what += "mini-batch twice"
         without = f" ({', '.join(others)} without controls: they have no runs)" if others else ""
         parts.append(f"{what}, at scale {scale}{without}:")
@@ -336,7 +336,7 @@ def _variants(page: Page) -> list[str]:
         return []
     return [
         "## Variants",
-        "What the variants are: [Variants](variants.md). All methods have the same number of "
+        "[Variants](variants.md) describes them. All methods have the same number of "
         "back-propagations.",
         *(
             part
@@ -384,8 +384,8 @@ records = pandas.read_parquet("evidence/figure-3-paper.parquet")
 `steptuned evidence verify evidence` compares the files with the checksums in \
 `evidence/MANIFEST.json`,
 `steptuned claims evidence` computes the verdicts again, and \
-`steptuned results evidence --to docs/results.md` this
-page. The tests compare both with what is published. To run an experiment again, use
+`steptuned results evidence --to docs/results.md` generates this
+page again. The tests compare both with the published files. To run an experiment again, use
 `steptuned reproduce NAME --scale SCALE`."""
 
 
