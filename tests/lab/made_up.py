@@ -1,5 +1,7 @@
 """Stores with made-up runs, for tests of what reads stores."""
 
+import math
+
 from steptuned.lab import paired_runs
 from steptuned.lab.claims.criteria import criteria_hash
 from steptuned.lab.experiment import Entry
@@ -46,6 +48,15 @@ def put(store, spec, records, status="finished", environment=ENVIRONMENT):
     run.finish(status, log, records[-1])
     log.close()
     return run
+
+
+def diverge(folder, run, at=1.0, **last):
+    """Let a run diverge at this share of its log, with these values in its last record."""
+    records = run.records()
+    records = records[: round(at * len(records))]
+    end = {**records[-1], "loss": math.nan, **last}
+    end = {key: value for key, value in end.items() if value is not None}
+    put(Store(folder), run.spec, [*records, end], "diverged")
 
 
 def fill(folder, name, records, scale="demo"):

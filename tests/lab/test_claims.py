@@ -7,7 +7,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from made_up import CONTROLS, ENVIRONMENT, OnePointGrids, fill, put, records_of
+from made_up import CONTROLS, ENVIRONMENT, OnePointGrids, diverge, fill, records_of
 from steptuned.lab import paired_runs
 from steptuned.lab.claims.criteria import CRITERIA, RULES, criteria_hash, criterion
 from steptuned.lab.claims.judging import ALPHA, TUNED, Finding
@@ -51,11 +51,6 @@ def runs_of(folder, **wanted):
         for run in Store(folder).runs()
         if all(getattr(run.spec, key) == value for key, value in wanted.items())
     ]
-
-
-def diverge(folder, run):
-    records = run.records()
-    put(Store(folder), run.spec, [*records, {**records[-1], "loss": math.nan}], "diverged")
 
 
 # ------------------------------------------------------------------------------------- the criteria
@@ -257,6 +252,16 @@ def test_an_instance_that_diverged_counts_against_the_method(tmp_path):
             diverge(tmp_path, run)
     assert judgement_of(tmp_path, 4).verdict == "not reproduced"
     assert judgement_of(tmp_path, 2).verdict == "reproduced", "which does not need it"
+
+
+def test_instances_on_which_both_methods_diverged_do_not_support_claim_2(tmp_path):
+    figure_3(tmp_path, **{"exact-gv": (0.3, 0.7)})
+    assert judgement_of(tmp_path, 2).verdict == "not reproduced"
+    for method in ("sgd", "exact-gv"):
+        for run in runs_of(tmp_path, method=method, seed=1):
+            if run.spec.options["instance"] >= 3:
+                diverge(tmp_path, run)
+    assert judgement_of(tmp_path, 2).verdict == "not reproduced"
 
 
 @pytest.mark.parametrize(
@@ -491,7 +496,9 @@ def test_claims_10_and_11(tmp_path, changes, ten, eleven):
 
 def test_a_single_drop_without_a_rise_is_not_excused(tmp_path):
     dropping(tmp_path, accuracy=(0.6, 0.6), failing=(2, 3, 4, 5), names=["figure-4a"])
-    assert judgement_of(tmp_path, 11).verdict == "not reproduced"
+    judgement = judgement_of(tmp_path, 11)
+    assert judgement.verdict == "not reproduced"
+    assert "a single drop cannot be the exception" in judgement.measured
 
 
 def two_drops(folder, accuracy):
@@ -861,6 +868,7 @@ def test_the_data_are_valid_json_even_if_runs_diverged(tmp_path):
         "pairs": "seeds",
         "kind": "ratio",
         "n": 5,
+        "wins": 5,
         "median": 0.0,
         "low": 0.0,
         "high": 0.0,

@@ -195,7 +195,8 @@ def test_the_options_of_a_group_are_validated_too():
     with pytest.raises(ValueError, match="weight_decay must be"):
         StepTunedSGD([{"params": [a]}, {"params": [b], "weight_decay": -1}])
     with pytest.raises(
-        ValueError, match=r"beta must be the same for all parameter groups.*got 0\.5, but the first group has 0\.9"
+        ValueError,
+        match=r"beta must be the same for all .*got 0\.5, but the first group has 0\.9",
     ):
         StepTunedSGD([{"params": [a]}, {"params": [b], "beta": 0.5}])
 

@@ -27,6 +27,8 @@ class Comparison:
     kind: Literal["ratio", "difference"]
     n: int
     """Number of pairs."""
+    wins: int
+    """In how many of them A is below B."""
     median: float
     """Of the paired ratios A / B, or of the paired differences A - B."""
     low: float
@@ -61,6 +63,7 @@ def _compare(differences: Array, kind: Literal["ratio", "difference"]) -> Compar
     return Comparison(
         kind,
         len(values),
+        int((differences < 0).sum()),
         float(median),
         float(low),
         float(high),

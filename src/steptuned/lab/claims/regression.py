@@ -53,7 +53,9 @@ def faster_at_first(e: PairedRuns, limits: Mapping[str, float], measure: str) ->
     width = int(limits["median over records"])
 
     def ratio(sgd: RunSpec, exact: RunSpec) -> float:
-        if e.diverged(sgd) and not e.diverged(exact):
+        if e.diverged(sgd) and e.diverged(exact):
+            return limits["ratio"]  # a tie
+        if e.diverged(sgd):
             return math.inf
         level = e.curve(exact, measure).smoothed(width).at(early)
         reached = e.curve(sgd, measure).smoothed(width).first_below(level)

@@ -51,6 +51,16 @@ class Series:
         """Whether a measure is drawn. Raw gamma has no effect where gamma is fixed."""
         return not (measure.key == "raw gamma" and is_fixed(self.bounds))
 
+    @property
+    def diverged(self) -> set[int]:
+        """The seeds whose logs end with a loss that is not finite."""
+        return {seed for seed, log in self.logs.items() if not _finite(log[-1].get("loss"))}
+
+    @property
+    def steady(self) -> dict[int, Records]:
+        """The logs that medians and bands are drawn of: if possible, those that did not diverge."""
+        return {s: log for s, log in self.logs.items() if s not in self.diverged} or self.logs
+
     def values(self, key: str) -> dict[int, Values]:
         """The values of a key for each seed, record by record."""
         return {seed: [record.get(key) for record in log] for seed, log in self.logs.items()}
@@ -71,7 +81,10 @@ def draw_seeds(
     labelled: bool,
     spread: Spread = "band",
 ) -> None:
-    """The median of the seeds, over thin lines of the seeds and a band from smallest to largest."""
+    """The median of the seeds, over thin lines of the seeds and a band from smallest to largest.
+
+    A seed that diverged is a thin line only: its short log would end the median of all.
+    """
     curves = {seed: curve for seed, curve in curves.items() if any(map(_finite, curve))}
     label = _legend_label(series, len(curves)) if labelled else None
     style: dict[str, Any] = {"color": series.colour, "linestyle": series.line}
@@ -79,11 +92,12 @@ def draw_seeds(
     for seed, curve in curves.items() if spread != "none" else ():
         points = [(x(r), v) for r, v in zip(series.logs[seed], curve, strict=True) if _finite(v)]
         axis.plot(*np.array(points).reshape(-1, 2).T, **style, **thin)
-    band = over_seeds(list(curves.values()))
+    steady = {seed: curve for seed, curve in curves.items() if seed in series.steady}
+    band = over_seeds(list(steady.values()))
     if band is None:
         axis.plot([], [], **style, label=label)
         return
-    at = _positions(series, list(curves), band, x)
+    at = _positions(series, list(steady), band, x)
     if spread == "band":
         axis.fill_between(at, band.low, band.high, color=series.colour, alpha=0.1, linewidth=0)
     axis.plot(at, band.middle, **style, linewidth=1.6, label=label, zorder=_order(series))
@@ -98,7 +112,7 @@ def draw_quartiles(axis: Axes, series: Sequence[Series], measure: Measure, x: X)
     bands: list[Band] = []
     bounds: list[tuple[str, Bounds]] = []
     for one in series:
-        band = band_of(list(one.logs.values()), measure) if one.has(measure) else None
+        band = band_of(list(one.steady.values()), measure) if one.has(measure) else None
         if band is None:
             continue
         if one.tuned_bounds is not None:
@@ -129,7 +143,7 @@ def _draw_band(
     filled: bool,
 ) -> Band:
     """Draw quartiles. Returns what the axis has to show of them."""
-    seeds = [seed for seed, log in series.logs.items() if any(measure.middle in r for r in log)]
+    seeds = [seed for seed, log in series.steady.items() if any(measure.middle in r for r in log)]
     at = _positions(series, seeds, band, x)
     colour, name = series.colour, f"{measure.key} {{}} {series.name}"
     if band.varies and filled:
@@ -243,7 +257,9 @@ def _legend_label(series: Series, found: int) -> str:
     label, seeds = brief(series.label), series.seeds
     if found == 0:
         return f"{label}, 0/{seeds} seeds"
-    return label if found == seeds else f"{label}, {found}/{seeds} SEEDS"
+    label = label if found == seeds else f"{label}, {found}/{seeds} SEEDS"
+    diverged = len(series.diverged)
+    return f"{label}, {diverged} diverged" if diverged else label
 
 
 def _finite(value: float | None) -> bool:

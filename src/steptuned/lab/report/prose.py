@@ -10,10 +10,11 @@ import numpy as np
 from steptuned.lab.claims.judging import TUNED
 from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedRuns
 from steptuned.lab.rate import rate_of
+from steptuned.lab.report.figures import first_instance
 from steptuned.lab.report.gamma import bounds_of, is_fixed
 from steptuned.lab.report.instances import Table as Numbers
 from steptuned.lab.report.instances import back_propagations_to_level, compare, ends, never
-from steptuned.lab.report.tables import finals_of
+from steptuned.lab.report.tables import diverged_seeds, finals_of, has_diverged
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
 from steptuned.lab.statistics import Comparison, compare_ratios
@@ -47,7 +48,7 @@ def tuning_of(group: Group, results: Results) -> Tuning | None:
     if bounds is None or is_fixed(bounds):
         return None
     logs = [results.records(spec) for spec in group.specs.values()]
-    found = [_tuning_of_run(records) for records in logs if records and "at lower" in records[-1]]
+    found = [told for records in logs if (told := _tuning_of_run(records)) is not None]
     if not found:
         return None
     shares = np.mean([shares for shares, _ in found], axis=0)
@@ -55,9 +56,14 @@ def tuning_of(group: Group, results: Results) -> Tuning | None:
     return Tuning(bounds, *map(float, (*shares, early, late)))
 
 
-def _tuning_of_run(records: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Shares at the bounds and of negative curvature, and the raw gamma early and late."""
-    told = [record for record in records if "at lower" in record]
+def _tuning_of_run(records: list[dict[str, Any]]) -> tuple[list[float], list[float]] | None:
+    """Shares at the bounds and of negative curvature, and the raw gamma early and late.
+
+    The last record of a run that diverged may be without any measurement, and so without raw gamma.
+    """
+    told = [record for record in records if {"at lower", "raw gamma median"} <= record.keys()]
+    if not told:
+        return None
     bp = np.array([record["bp"] for record in told], dtype=float)
     # Records are not evenly spaced, so each counts for the iterations since the one before.
     weights = np.diff(bp, prepend=0.0)
@@ -85,7 +91,8 @@ def sentences(outcome: Outcome, runs: PairedRuns) -> list[str]:
         said += [gamma_of(group, results) for group in tuned if experiment.instances == 1]
         if not against or len(experiment.entries) > 2:
             said.append(_ends(outcome, results, measure))
-    return [sentence for sentence in (*said, _unfinished(outcome, results)) if sentence]
+    said += [_diverged(outcome, results), _unfinished(outcome, results)]
+    return [sentence for sentence in said if sentence]
 
 
 def _ends(outcome: Outcome, results: Results, measure: str) -> str:
@@ -97,10 +104,11 @@ def _ends(outcome: Outcome, results: Results, measure: str) -> str:
     else:
         middle = "mean"
         finals = {group.entry.name: finals_of(group, results) for group in outcome.groups}
+        diverged = {g.entry.name for g in outcome.groups if diverged_seeds(g, results)}
         means = {
             name: float(np.mean([final[measure] for final in of]))
             for name, of in finals.items()
-            if len(of) >= FEWEST["seeds"] and measure in of[0]
+            if len(of) >= FEWEST["seeds"] and measure in of[0] and name not in diverged
         }
     if len(means) < 2:
         return ""
@@ -112,12 +120,24 @@ def _ends(outcome: Outcome, results: Results, measure: str) -> str:
     )
 
 
+def _diverged(outcome: Outcome, results: Results) -> str:
+    """The methods of which a whole grid or some seeds diverged. They are not ranked."""
+    told = []
+    for group in first_instance(outcome):
+        seeds = len(diverged_seeds(group, results))
+        if has_diverged(group, results):
+            told.append(f"{group.entry.label} (all {len(group.trials)} points of its grid)")
+        elif seeds:
+            told.append(f"{group.entry.label} ({seeds} of {len(group.specs)} seeds)")
+    return f"Diverged, so not ranked: {'; '.join(told)}." if told else ""
+
+
 def _unfinished(outcome: Outcome, results: Results) -> str:
     """The methods that lack seeds."""
     asked, lacking = outcome.experiment.seeds, []
-    for group in outcome.groups:
-        done = sum(results.run(spec).result() is not None for spec in group.specs.values())
-        if group.instance == 0 and done < asked:
+    for group in first_instance(outcome):
+        done = sum(results.is_complete(spec) for spec in group.specs.values())
+        if done < asked and not has_diverged(group, results):
             lacking.append(f"{group.entry.label} ({done} of {asked} seeds)")
     return f"Incomplete: {'; '.join(lacking)}." if lacking else ""
 
@@ -139,7 +159,7 @@ def _near_star(outcome: Outcome, results: Results) -> str:
         return -len(there), float(np.median(there)) if there else math.inf
 
     told: list[str] = []
-    for name in sorted(reached, key=order):
+    for name in sorted((name for name in reached if times[name]), key=order):
         words = (kind, "median ", " back-propagations") if not told else ("", "", "")
         after = f" ({words[1]}{np.median(reached[name]):g}{words[2]})" if reached[name] else ""
         share = f"{len(reached[name])} of {len(times[name])} {words[0]}".rstrip()
@@ -150,7 +170,7 @@ def _near_star(outcome: Outcome, results: Results) -> str:
 
 
 def _seeds_to_level(outcome: Outcome, results: Results) -> Numbers:
-    """Back-propagations until the loss is near J*, for each seed; None if it never is."""
+    """Back-propagations until the loss is near J*, for each complete seed; None if it never is."""
     within = outcome.experiment.selection.within
     times: Numbers = {}
     for group in outcome.groups:
@@ -158,6 +178,7 @@ def _seeds_to_level(outcome: Outcome, results: Results) -> Numbers:
         times[group.entry.name] = [
             first_below(results.records(spec), levels[seed] + within)
             for seed, spec in group.specs.items()
+            if results.is_complete(spec)
         ]
     return times
 
@@ -213,9 +234,8 @@ def against_sgd(outcome: Outcome, runs: PairedRuns, measure: str) -> str:
     except MissingRuns:
         return ""
     c = compare_ratios(tuned, sgd)
-    lower = round(c.better * c.n)
     return (
-        f"The final {WORDS[measure]} of Step-Tuned SGD is below SGD's in {lower} of {c.n} "
+        f"The final {WORDS[measure]} of Step-Tuned SGD is below SGD's in {c.wins} of {c.n} "
         f"{pairs.kind} ({ratio(c)})."
     )
 

@@ -17,7 +17,7 @@ from steptuned.lab.methods import METHODS
 from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedAtScales, PairedRuns
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.rate import rate_of
-from steptuned.lab.report.figures import label_of
+from steptuned.lab.report.figures import first_instance, label_of
 from steptuned.lab.report.instances import back_propagations_to_level, compare, ends, never
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
@@ -73,7 +73,7 @@ def summary(outcome: Outcome, results: Results) -> list[Table]:
 
 def _methods(outcome: Outcome, results: Results) -> Table:
     """One row per method, on the first instance."""
-    groups = [group for group in outcome.groups if group.instance == 0]
+    groups = first_instance(outcome)
     finals = {group.entry.name: finals_of(group, results) for group in groups}
     everyone = [record for records in finals.values() for record in records]
     level = Level.of(outcome, everyone)
@@ -86,7 +86,7 @@ def _methods(outcome: Outcome, results: Results) -> Table:
         row = [
             label_of(group),
             _grid(group, outcome.experiment.selection.rule, results),
-            _seeds(len(records), outcome.experiment.seeds),
+            _seeds(len(records), outcome.experiment.seeds, len(diverged_seeds(group, results))),
         ]
         row += [str(records[0]["bp"]) if records else "", _spread(records, LOSS)]
         row += [level.reached(group, results), *(_spread(records, m) for m in others)]
@@ -116,17 +116,23 @@ class Level:
     def reached(self, group: Group, results: Results) -> str:
         """The median number of back-propagations to the level, and how many seeds reach it."""
         levels = {seed: self.loss[seed] if self.loss else self.default for seed in group.specs}
-        logs = {seed: results.records(spec) for seed, spec in group.specs.items()}
+        complete = {s: spec for s, spec in group.specs.items() if results.is_complete(spec)}
+        logs = {seed: results.records(spec) for seed, spec in complete.items()}
         times = [first_below(log, levels[seed]) for seed, log in logs.items()]
         there = [time for time in times if time is not None]
-        return f"{np.median(there):g} ({len(there)}/{len(times)})" if there else "never"
+        never = "never" if times else ""
+        return f"{np.median(there):g} ({len(there)}/{len(times)})" if there else never
 
 
 def ranking(outcome: Outcome, results: Results) -> str:
-    """The order at the end of the methods with enough seeds, in words, if there is one instance."""
+    """The order at the end of the methods with enough seeds, in words, if there is one instance.
+
+    A method of which a seed diverged is not ranked: the mean of the others would flatter it.
+    """
     if outcome.experiment.instances > 1 or outcome.experiment.figure == "rate":
         return ""
-    finals = {group.entry.label: finals_of(group, results) for group in outcome.groups}
+    steady = [group for group in outcome.groups if not diverged_seeds(group, results)]
+    finals = {group.entry.label: finals_of(group, results) for group in steady}
     finals = {label: ends for label, ends in finals.items() if len(ends) >= FEWEST["seeds"]}
     orders = []
     for measure in COMPARED:
@@ -150,14 +156,27 @@ def finals_of(group: Group, results: Results) -> list[dict[str, Any]]:
     return [final for final in finals if final is not None]
 
 
+def diverged_seeds(group: Group, results: Results) -> list[int]:
+    """The seeds whose runs diverged."""
+    specs = group.specs.items()
+    return [s for s, spec in specs if results.is_complete(spec) and results.final(spec) is None]
+
+
+def has_diverged(group: Group, results: Results) -> bool:
+    """Whether the whole grid was tried and no point has a score, so that there is no winner."""
+    tried = all(results.is_complete(trial.spec) for trial in group.trials)
+    return bool(group.trials) and group.winner is None and tried
+
+
 def _title(outcome: Outcome) -> str:
     experiment = outcome.experiment
     first = "; the first instance" if experiment.instances > 1 else ""
     return f"{experiment.name} ({experiment.scale}): {experiment.title}{first}"
 
 
-def _seeds(finished: int, asked: int) -> str:
-    return f"{finished}/{asked}{'' if finished == asked else ' SEEDS'}"
+def _seeds(finished: int, asked: int, diverged: int) -> str:
+    missing = "" if finished + diverged == asked else " SEEDS"
+    return f"{finished}/{asked}{missing}{f', {diverged} diverged' if diverged else ''}"
 
 
 def _grid(group: Group, rule: str, results: Results) -> str:
@@ -327,7 +346,7 @@ def against_sgd(outcome: Outcome, runs: PairedRuns, measure: Measure) -> list[Ta
             table.rows.insert(0, [*row, "1", "", ""])
             continue
         c = compare_ratios(values, sgd)
-        told = [interval(c), f"{c.p:.2g}", f"{round(c.better * c.n)} of {c.n}"]
+        told = [interval(c), f"{c.p:.2g}", f"{c.wins} of {c.n}"]
         table.rows.insert(0, [*row, *told])
     return [table] if len(table.rows) > 1 else []
 
@@ -360,7 +379,7 @@ def against_base(outcome: Outcome, runs: PairedRuns, measure: Measure) -> list[T
             continue
         c = compare_ratios(*values)
         row = [f"{entry.label} / {entries[base].label}", str(pairs.n), interval(c), f"{c.p:.2g}"]
-        table.rows.append([*row, f"{round(c.better * c.n)} of {c.n}"])
+        table.rows.append([*row, f"{c.wins} of {c.n}"])
     return [table] if table.rows else []
 
 
