@@ -139,8 +139,10 @@ def gather(opt: "TwoPasses", scaling: Scaling | None) -> list[Bucket]:
         for_kernel = group["foreach"] is not True and (scaling is None or is_sound(opt, scaling))
         for p, g in gradients_of(group, type(opt).__name__):
             state = opt.state.get(p, {})
-            if state:
+            if "held" in state:
                 follow_parameter(state, p)
+            else:  # at most entries of other programs
+                state = {}
             by_kernel = for_kernel and fits_kernel(p, g, state)
             in_chunks = (
                 plain and not by_kernel and not group["maximize"] and fits_chunks(p, g, state)
@@ -197,6 +199,8 @@ def is_sound(opt: "TwoPasses", scaling: Scaling) -> bool:
 class CachedBuckets(NamedTuple):
     """The last buckets for the kernel. Only their gradients are new in every pass."""
 
+    groups: list[tuple[dict[str, Any], int]]
+    """Each parameter group, with its number of parameters."""
     params: list[Tensor]
     """All parameters, in order."""
     states: list[dict[str, Any]]
@@ -206,6 +210,7 @@ class CachedBuckets(NamedTuple):
 _cached: WeakKeyDictionary[torch.optim.Optimizer, CachedBuckets] = WeakKeyDictionary()
 
 GRAD, DTYPE = (vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "dtype"))
+NUMEL = torch._C.TensorBase.numel
 
 
 def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
@@ -221,8 +226,9 @@ def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
             assert bucket.workspace is not None
             if not all(map(Tensor.is_contiguous, bucket.params)):
                 bucket.strides = [None if p.is_contiguous() else p.stride() for p in bucket.params]
-            bucket.G = bucket.workspace.keep([state["G"] for state in bucket.states])
-        _cached[opt] = CachedBuckets(params, list(opt.state.values()), buckets)
+            bucket.G = [state["G"] for state in bucket.states]
+        groups = [(group, len(group["params"])) for group in opt.param_groups]
+        _cached[opt] = CachedBuckets(groups, params, list(opt.state.values()), buckets)
     else:
         _cached.pop(opt, None)
 
@@ -236,6 +242,11 @@ def _gather_cached(opt: "TwoPasses") -> list[Bucket]:
     known = _cached.get(opt)
     if (
         known is None
+        or len(known.groups) != len(opt.param_groups)
+        or any(
+            group is not kept or len(group["params"]) != n
+            for group, (kept, n) in zip(opt.param_groups, known.groups, strict=True)
+        )
         or not _are_same(known.params, params_of(opt))
         or not _are_same(known.states, opt.state.values())
     ):
@@ -255,15 +266,18 @@ def _are_same(known: list[Any], found: Collection[Any]) -> bool:
 def _is_as_before(bucket: Bucket) -> bool:
     """Whether the kernel supports the new gradients, and parameters and states have not changed.
 
-    A gradient is always on the device of its parameter: torch makes sure of that.
+    A gradient is always on the device of its parameter: torch makes sure of that. It also makes
+    sure of the shape, but assigning ``.data`` can change that of any tensor later.
     """
     params, grads, states = bucket.params, bucket.grads, bucket.states
     assert bucket.workspace is not None
     assert bucket.G is not None
+    numels = bucket.workspace.numels
     held = [state["held"] for state in states]
     return (
         PLAIN.issuperset(map(type, grads))
-        and {*map(DTYPE, grads)} == {params[0].dtype}
+        and {*map(DTYPE, grads), *map(DTYPE, params)} == {bucket.workspace.dtype}
+        and all([*map(NUMEL, tensors)] == numels for tensors in (params, grads, bucket.G))
         and _have_strides(grads, bucket.strides)
         and not any(map(Tensor.is_neg, grads))
         and _have_strides(params, bucket.strides)
@@ -311,7 +325,9 @@ def fits_kernel(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
     for t in tensors:
         if (
             not (t.is_cpu and t.dtype is dtype and type(t) in PLAIN and t.layout is torch.strided)
+            or t.shape != tensors[0].shape
             or t.is_neg()
+            or t._is_zerotensor()
         ):
             return False
         contiguous = contiguous and t.is_contiguous()
@@ -333,6 +349,8 @@ def follow_parameter(state: dict[str, Any], p: Tensor) -> None:
             f"a parameter was cast to {p.dtype} between the two passes, so its gradients cannot be "
             "compared: cast the model before the first pass, after opt.cancel()"
         )
+    if "displacement" in state and not is_low_precision(p):
+        del state["displacement"]  # it was in low precision before
     G = state["G"]
     if G.device != p.device or G.dtype != precision(p):
         state["G"] = G.to(p.device, precision(p))

@@ -110,7 +110,7 @@ def second_pass_in_chunks(
     """`second_pass` along g0, with g1 = gradient + weight_decay theta_{k+1/2}."""
     alpha, factor = -step.item(), float(scale)
     along = square = 0.0
-    scratch = torch.empty(2, CHUNK, dtype=G[0].dtype)
+    scratch = torch.empty(2, CHUNK, dtype=G[0].dtype, device=G[0].device)
     for tensors in zip(params, grads, g0, G, strict=True):
         for p_, g1_, g0_, G_ in zip(*(_chunks(t) for t in tensors), strict=True):
             if weight_decay:
@@ -124,7 +124,7 @@ def second_pass_in_chunks(
                 along = math.nan
             along += torch.dot(G_.lerp_(dg, 1 - beta), g0_).item()
             square += torch.dot(g0_, g0_).item()
-    return torch.tensor((along, square), dtype=torch.float64)
+    return torch.tensor((along, square), dtype=torch.float64, device=G[0].device)
 
 
 def subtract_scaled(xs: Tensors, ys: Tensors, factor: Tensor) -> None:

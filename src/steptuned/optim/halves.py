@@ -61,6 +61,7 @@ def first_half(opt: "StepTunedSGD", scaling: Scaling | None) -> None:
         opt.param_groups[0]["sound"].copy_(scaling.found_inf == 0)
     for group in opt.param_groups:
         group["pending"] = scaling_mode(scaling)
+    torch.clear_autocast_cache()  # its copies of the parameters are those of theta_k
     watch_noise(opt)
 
 
@@ -92,7 +93,7 @@ def set_steps(opt: "TwoPasses") -> None:
     decay: Tensor | None = None
     if first.get("decay_every") is not None:
         k, dtype = iterations(opt, first), first["gamma"].dtype
-        k = k.to(dtype) if isinstance(k, Tensor) else torch.tensor(k, dtype=dtype)
+        k = k.to(dtype) if isinstance(k, Tensor) else torch.tensor(k, dtype=dtype, device="cpu")
         decay = rule.robbins_monro(k, first["delta"], first["decay_every"])
     for group in opt.param_groups:
         gamma, lr = group["gamma"], scalar(group["lr"])
@@ -188,7 +189,8 @@ def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradie
     """Keep g0 until the second pass. If it is the gradient itself, record its version."""
     if not all(bucket.states):
         bucket.states = [
-            state or fresh_state(p) for state, p in zip(bucket.states, bucket.owners, strict=True)
+            state or opt.state.get(p, {}) | fresh_state(p)
+            for state, p in zip(bucket.states, bucket.owners, strict=True)
         ]
         opt.state.update(zip(bucket.owners, bucket.states, strict=True))
     if bucket.G is not None and held is COMPLETE:  # plain tensors, and copies of the gradients
@@ -329,7 +331,7 @@ def _measure(
     group, params = bucket.group, bucket.params
     if bucket.workspace is not None:
         share = _measure_by_kernel(bucket, bucket.workspace, step.item())
-        return torch.tensor(share, dtype=torch.float64)
+        return torch.tensor(share, dtype=torch.float64, device="cpu")
     g0, G = bucket.held("g0"), bucket.held("G")
     moved = group["moved"].to(bucket.device)
     along_g0 = flat.powers(moved, (2, 2) if group["divided"] else (1, 2))
@@ -386,7 +388,7 @@ def _measure_the_rest(
         counts = unless_still(group, valid)
         for p in group["params"]:
             state = opt.state.get(p)
-            if not state or id(state) in measured:
+            if not state or "G" not in state or id(state) in measured:
                 continue
             G = sharded.local(state["G"])
             flat.fade(G, group["beta"], None if counts is None else counts.to(p.device))
@@ -414,7 +416,7 @@ def _clip_coefficient(
         else:
             decay = bucket.group["weight_decay"]
             square = bucket.workspace.square(bucket.grads, sign=bucket.sign, decay=decay)
-            share = torch.tensor(square, dtype=torch.float64)
+            share = torch.tensor(square, dtype=torch.float64, device="cpu")
         shares.add(bucket.place, share)
     norm = sharded.reduce(shares, params_of(opt)).sqrt()
     return (limit / (norm + 1e-6)).clamp(max=1.0)

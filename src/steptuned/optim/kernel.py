@@ -5,6 +5,7 @@ number of threads. If it cannot be compiled or loaded, the torch path is used wi
 `kernel_status` tells.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -50,7 +51,7 @@ REALS = {torch.float32: "float", torch.float64: "double"}
 
 DATA_PTR: Callable[[Any], int] = Tensor.data_ptr
 
-CANNOT_BUILD = (OSError, subprocess.SubprocessError, AttributeError, IndexError)
+CANNOT_BUILD = (OSError, subprocess.SubprocessError, AttributeError, IndexError, UnicodeError)
 
 SMALL = 1 << 19
 """A model with at most this many elements has its own memory for g0."""
@@ -143,9 +144,9 @@ class Workspace:
         self._kernel = kernel
         self._params = params
         self._addresses = addresses(params)
-        self._starts = array("q", (0, *accumulate([p.numel() for p in params])))
+        self.dtype, self.numels = params[0].dtype, [p.numel() for p in params]
+        self._starts = array("q", (0, *accumulate(self.numels)))
         self._elements = self._starts[-1]
-        self._kept: dict[int, tuple[list[Tensor], array[int]]] = {}
         sums = bytes(8 * -(-self._elements // UNIT))
         self._along, self._square = array("d", sums), array("d", sums)
         self._call = _Call(
@@ -166,18 +167,10 @@ class Workspace:
         """
         if self._elements > SMALL:
             return None
-        joined = torch.empty(self._elements, dtype=self._params[0].dtype)
+        # Not on torch's default device, which the user may have set.
+        joined = torch.empty(self._elements, dtype=self.dtype, device="cpu")
         parts = zip(self._params, self._starts, strict=False)
-        return self.keep([joined.as_strided(p.shape, p.stride(), start) for p, start in parts])
-
-    def keep(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Remember the addresses of tensors that will be used again."""
-        self._kept[id(tensors)] = tensors, addresses(tensors)
-        return tensors
-
-    def _addresses_of(self, tensors: Sequence[Tensor | None]) -> "array[int]":
-        kept = self._kept.get(id(tensors))
-        return addresses(tensors) if kept is None else kept[1]
+        return [joined.as_strided(p.shape, p.stride(), start) for p, start in parts]
 
     def first_pass(
         self,
@@ -237,7 +230,8 @@ class Workspace:
         """Call the kernel, in up to as many threads as torch uses."""
         call = self._call
         call.sign, call.decay, call.step, call.next = sign, decay, step, 0
-        lists = [self._addresses_of(each) for each in tensors.values()]
+        # Not kept from call to call: sharing a tensor with another process moves its memory.
+        lists = [addresses(each) for each in tensors.values()]
         for name, each in zip(tensors, lists, strict=True):
             setattr(call, name, _address(each))
         threads = torch.get_num_threads()
@@ -376,7 +370,8 @@ def _folders() -> Iterator[Path]:
     cache = cache if os.path.isabs(cache) else os.path.expanduser("~/.cache")
     if os.path.isabs(cache):
         yield Path(cache, "steptuned", "kernel")
-    yield Path(tempfile.gettempdir(), f"steptuned-kernel-{os.getuid()}")
+    with contextlib.suppress(OSError):  # there is no folder for temporary files
+        yield Path(tempfile.gettempdir(), f"steptuned-kernel-{os.getuid()}")
 
 
 def _is_private(folder: Path) -> bool:
@@ -394,7 +389,7 @@ def _library(folder: Path, compiler: str, version: str, real: str) -> Path:
     """The compiled kernel in the cache. Removes files that do not match their name's checksum."""
     source = files("steptuned.optim").joinpath("kernel.c").read_bytes()
     about = (version, compiler, *FLAGS, real, platform.system(), platform.machine())
-    key = hashlib.sha256(b"\0".join((source, *map(str.encode, about)))).hexdigest()[:16]
+    key = hashlib.sha256(b"\0".join((source, *map(os.fsencode, about)))).hexdigest()[:16]
     for path in sorted(folder.glob(f"{key}-*.so")):
         if path.name == _named(key, path.read_bytes()):
             return path

@@ -128,7 +128,7 @@ def stats_of(opt: "TwoPasses", group: dict[str, Any]) -> Stats:
     n = int(measurements(opt, group))
     negative, lower, upper, ignored = group["tally"].tolist()
     raw = read(group, group["measured"]).raw_gamma.cpu().double()
-    quarters = torch.tensor((0.25, 0.5, 0.75), dtype=torch.float64)
+    quarters = torch.tensor((0.25, 0.5, 0.75), dtype=torch.float64, device="cpu")
     low, middle, high = raw.nanquantile(quarters).tolist()
     return Stats(
         int(iterations(opt, group)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from steptuned.optim import flat, sharded
 from steptuned.optim.bucket import g0_of, is_low_precision, precision
@@ -207,6 +208,10 @@ def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:
             f"this state_dict is not one of {type(opt).__name__}: its parameter groups have no "
             f"gamma{opt._load_hint}"
         )
+    has_delta = "delta" in opt.param_groups[0]  # an option of StepTunedSGD, not of StepTuned
+    if any(("delta" in group) != has_delta for group in state_dict["param_groups"]):
+        other = "StepTuned" if has_delta else "StepTunedSGD"
+        raise ValueError(f"this state_dict is one of {other}, not of {type(opt).__name__}")
     # Not strict: torch raises an error if the groups do not match.
     for saved, group in zip(state_dict["param_groups"], opt.param_groups, strict=False):
         for key, p in zip(saved["params"], group["params"], strict=False):
@@ -218,6 +223,11 @@ def check_fits(opt: "TwoPasses", state_dict: dict[str, Any]) -> None:
                 raise ValueError(
                     "this state_dict is sharded differently from the parameters: save and load "
                     "it with torch.distributed.checkpoint, which reshards it"
+                )
+            if not is_lazy(p) and any(tensor.shape != p.shape for tensor in tensors):
+                shapes = f"{tuple(tensors[0].shape)}, and the parameter has {tuple(p.shape)}"
+                raise ValueError(
+                    f"this state_dict is of a different network: its G has the shape {shapes}"
                 )
 
 

@@ -72,7 +72,7 @@ def _tune(
         _tune_on_host(group, row, -along, square, n)
         return
     if not isinstance(sums, Tensor):
-        sums = torch.tensor(sums, dtype=gamma.dtype)
+        sums = torch.tensor(sums, dtype=gamma.dtype, device="cpu")
     beta = group["beta"]
     debias = rule.debias(beta, n.to(sums.dtype)) if isinstance(n, Tensor) else rule.debias(beta, n)
     curvature, square = _curvature_and_square(sums, debias).unbind()
@@ -126,4 +126,4 @@ def _tune_on_host(
         return
     gamma = min(max(square / curvature if curvature > 0 else group["nu"], m), M)
     group["gamma"].fill_(gamma)
-    row.copy_(torch.tensor((curvature, square, gamma), dtype=row.dtype))
+    row.copy_(torch.tensor((curvature, square, gamma), dtype=row.dtype, device="cpu"))

@@ -438,7 +438,8 @@ class TwoPasses(Scalable, Optimizer):
         with filled(self):
             saved = super().state_dict()
         for group in saved["param_groups"]:
-            group.update({name: torch.tensor(group[name]) for name in ("k", "single")})
+            counts = {n: torch.tensor(group[n], device="cpu") for n in ("k", "single")}
+            group.update(counts)
             # Without clipping both are one tensor. A distributed checkpoint loads them in place.
             group["moved"] = group["moved"].clone()
         return saved

@@ -84,6 +84,7 @@ def first_half(opt: "StepTuned", scaling: Scaling | None) -> None:
         opt.param_groups[0]["sound"].fill_(not overflow)
     for group in opt.param_groups:
         group["pending"] = scaling_mode(scaling) if parts else EMPTY
+    torch.clear_autocast_cache()  # its copies of the parameters are those of theta_k
     watch_noise(opt)
 
 
