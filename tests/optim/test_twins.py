@@ -64,7 +64,7 @@ def follow(opt, params, loss, twin):
 # differs by 1e-15 then ends elsewhere. With these learning rates, two exact twins stay together.
 REGRESSION = {
     "defaults": {"lr": 1.0},
-    "wide bounds": {"lr": 0.3, "bounds": (0.05, 20.0), "nu": 5.0},
+    "wide bounds": {"lr": 0.2, "bounds": (0.05, 20.0), "nu": 5.0},
     "no memory": {"lr": 0.3, "beta": 0.0, "bounds": (1.0, 10.0)},
     "long memory": {"lr": 0.3, "beta": 0.99, "delta": 0.2, "bounds": (0.1, 20.0)},
     "no decay": {"lr": 0.1, "decay_every": None, "bounds": (0.1, 8.0)},

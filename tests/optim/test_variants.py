@@ -94,7 +94,7 @@ TWINS = {
         "tune_every": 4,
     },
     "relative": {"lr": 0.1, "relative": True},
-    "relative, wide bounds": {"lr": 0.03, "relative": True, "bounds": (0.2, 5.0)},
+    "relative, wide bounds": {"lr": 0.05, "relative": True, "bounds": (0.3, 3.0)},
     "relative, every third": {
         "lr": 0.2,
         "relative": True,
@@ -206,7 +206,10 @@ def test_gamma_does_not_collapse_under_a_cosine_schedule_as_with_undivided_diffe
             theta.grad = torch.from_numpy(gradient(k, theta.detach().numpy()))
         scheduler.step()
         close(theta.detach(), whole)
-        close(opt.gamma.item(), gamma)
+        if alpha(k) > lr / 100:  # differences over shorter steps are dominated by rounding
+            close(opt.gamma.item(), gamma)
+        else:
+            assert opt.gamma.item() == pytest.approx(gamma, rel=1e-7)
         gammas.append(opt.gamma.item())
     assert 0.5 < min(gammas[n // 2 :]) < max(gammas[n // 2 :]) < 2
     assert set(undivided[-160:]) == {0.05}
@@ -470,7 +473,7 @@ def test_a_relative_gamma_does_not_depend_on_the_size_of_the_curvature():
             params = [
                 torch.tensor(part, requires_grad=True) for part in problem.split(problem.start)
             ]
-            opt = StepTunedSGD(params, lr=0.5 / c, relative=relative, nu=1.0)
+            opt = StepTunedSGD(params, lr=0.2 / c, relative=relative, nu=1.0)
             for k in range(100):
                 for _ in opt.passes():
                     opt.zero_grad()
