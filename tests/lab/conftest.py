@@ -61,6 +61,14 @@ def small(_small_files, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def _no_open_figures():
+    """matplotlib warns when a process has many."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
+
+
+@pytest.fixture(autouse=True)
 def _one_thread(monkeypatch):
     """Also in the processes that a test starts."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

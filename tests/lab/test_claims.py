@@ -336,7 +336,7 @@ def test_claim_7(tmp_path):
     judgement = judgement_of(tmp_path, 7)
     assert judgement.verdict == "not reproduced"
     assert judgement.problems == "(a) (b) of two"
-    assert "1 of 6 fail: (b) Step-Tuned SGD / Adam 1.99 [" in judgement.measured
+    assert "1 of 6 fail: (b) Step-Tuned SGD / Adam: 1.99 [" in judgement.measured
 
 
 def test_a_comparison_reports_its_numbers(tmp_path):
@@ -406,6 +406,7 @@ def test_a_claim_about_several_problems_is_as_certain_as_the_least_certain_of_th
     networks(tmp_path, SIX[:1], seeds=(1, 2, 3))
     judgement = judgement_of(tmp_path, 8)
     assert (judgement.verdict, judgement.n) == ("consistent", 3)
+    assert "seeds: (a) 3, (b) (c) (d) (e) (f) 5" in judgement.measured
 
 
 @pytest.mark.parametrize(
@@ -526,7 +527,8 @@ def test_a_drop_by_gamma_counts_even_if_another_drop_is_larger(tmp_path):
     two_drops(tmp_path, accuracy=lambda share: 0.6 if share > 0.6 else 0.5)
     judgement = judgement_of(tmp_path, 11)
     assert judgement.verdict == "reproduced"
-    assert "in 5 of 5 runs that have one, by a median of 10 points" in judgement.measured
+    assert "in 5 of 5 runs that have one (95 % interval 57% to 100%)" in judgement.measured
+    assert "by a median of 10 points" in judgement.measured
 
 
 def test_a_diverged_run_has_no_drop(tmp_path):
@@ -911,7 +913,7 @@ def test_the_report_shows_verdict_criterion_interval_and_other_criteria(tmp_path
     assert page.count('<span class="verdict consistent">') == 2
     assert "made under other criteria: 3 runs" in page
     assert criterion(9).criterion.replace("'", "&#39;") in page
-    assert re.search(r"the largest p: \(d\) Adam / SGD 0\.0\d+ \[.*\], p = 0\.12", page)
+    assert re.search(r"the largest p: \(d\) Adam / SGD: 0\.0\d+ \[.*\], p = 0\.12", page)
     assert "<td>3 seeds</td>" in page
     assert "The 8 comparisons behind the verdicts" in page
     data = json.loads((tmp_path / "report" / "claims.json").read_text())

@@ -94,8 +94,8 @@ def test_a_method_without_complete_runs_has_no_number_of_back_propagations(tmp_p
     (table,) = tables.summary(runs.outcome("figure-4d"), runs.results)
     rows = {row[0].split(" (")[0]: row for row in table.rows}
     assert [title for title in table.columns if " to J = " in title] == [table.columns[5]]
-    assert (rows["RMSprop"][2], rows["RMSprop"][5]) == ("0/3 SEEDS", "")
-    assert rows["Adam"][2] == "2/3 SEEDS"
+    assert (rows["RMSprop"][2], rows["RMSprop"][5]) == ("0/3, incomplete", "")
+    assert rows["Adam"][2] == "2/3, incomplete"
     assert rows["Adam"][5].endswith("(2/2)")
 
 

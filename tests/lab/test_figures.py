@@ -82,6 +82,39 @@ def test_the_start_of_a_run_does_not_stretch_the_axes(tmp_path):
         assert 5 < high < 8, "M is shown"
 
 
+def test_a_spike_of_one_seed_does_not_stretch_the_axes(tmp_path):
+    def records(spec):
+        found = records_of(spec, lambda s: 2 - s, 100, accuracy=lambda s: 0.5 + s / 10)
+        if spec.method == "sgd" and spec.seed == 2:
+            found[50] |= {"loss": 1000.0, "accuracy": 0.0}
+        return found
+
+    axes = drawn(*store(tmp_path, DIGITS, records))
+    assert axes["training loss J"].get_ylim() == pytest.approx((1, 2), rel=0.1)
+    assert axes["test accuracy"].get_ylim()[0] > 0.45
+
+
+def test_relative_bounds_do_not_limit_the_raw_gamma(tmp_path):
+    text = DIGITS.replace(
+        "[methods.step-tuned-sgd]\nnu = 5.0",
+        '[methods.mine]\nmethod = "step-tuned-variant"\nlabel = "mine"\nrelative = true',
+    )
+    axes = drawn(*store(tmp_path, text, steep_records))
+    marked = {key: {text.get_text() for text in axes[key].texts} for key in GAMMAS}
+    assert marked == {"gamma": {"m = 0.5", "M = 2"}, "raw gamma": set()}
+
+
+def test_entries_without_runs_are_not_in_the_legend_and_hide_no_bands(tmp_path):
+    outcome, found = store(tmp_path, MANY, steep_records)
+    few = replace(outcome, groups=outcome.groups[:6])
+    for group in few.groups[3:]:
+        group.specs.clear()
+    axes = drawn(few, found)
+    assert len(axes["raw gamma"].get_legend().texts) == 3
+    assert "not shown: 3 without runs" in axes["training loss J"].get_title()
+    assert axes["training loss J"].collections, "bands, as for three methods"
+
+
 MANY = DIGITS + "".join(
     f"""
 [methods.{name}-{i}]
@@ -208,7 +241,7 @@ def test_the_figure_of_gamma_shows_sgd_and_step_tuned_where_controls_have_no_run
     results.write(tmp_path / "out", page, "steptuned results out --to results.md")
     text = page.read_text()
     assert "![gamma and its controls at scale short](figures/gamma-short.png)" in text
-    assert "(figure-4a without controls: they have no runs)" in text
+    assert "(the controls of figure-4a have not been run)" in text
     assert "constant gammas" not in text
     data = (tmp_path / "figures" / "gamma-short.json").read_text()
     assert "Step-Tuned SGD (lr" in data

@@ -1,8 +1,6 @@
 """Numbers over instances: how often one method is better."""
 
-import pytest
-
-from steptuned.lab.report.instances import compare, wilson
+from steptuned.lab.report.instances import compare
 
 
 def test_a_comparison_counts_instances_and_gives_an_interval():
@@ -11,10 +9,3 @@ def test_a_comparison_counts_instances_and_gives_an_interval():
     assert (c.wins, c.instances) == (2, 4), "a number beats none; none against none is no instance"
     assert c.median_ratio == 1.25
     assert c.low < 0.5 < c.high
-
-
-def test_wilsons_interval_has_textbook_values():
-    low, high = wilson(8, 10)
-    assert low == pytest.approx(0.4902, abs=1e-3)
-    assert high == pytest.approx(0.9433, abs=1e-3)
-    assert wilson(0, 0) == (0.0, 1.0)

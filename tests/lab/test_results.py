@@ -202,7 +202,7 @@ def test_missing_runs_are_reported(experiments, tmp_path):
     found = Results(Store(out))
     (table,) = tables.summary(outcome_of(experiment, found), found)
     row = next(row for row in table.rows if row[0].startswith("Step-Tuned"))
-    assert row[2] == "1/2 SEEDS"
+    assert row[2] == "1/2, incomplete"
 
 
 def test_a_figure_has_one_column_per_panel_and_shows_scale_and_size(experiments, tmp_path):

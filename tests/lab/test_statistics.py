@@ -16,6 +16,7 @@ from steptuned.lab.statistics import (
     performance_profiles,
     probability_below,
     sign_flip,
+    wilson,
 )
 
 
@@ -137,3 +138,10 @@ def test_performance_profiles_computed_by_hand():
     costs = {"a": [1.0, 4.0, 3.0, math.inf], "b": [2.0, 2.0, math.nan, math.inf]}
     found = performance_profiles(costs, [1.0, 2.0, 10.0])
     assert found == {"a": [0.5, 0.75, 0.75], "b": [0.25, 0.5, 0.5]}
+
+
+def test_wilsons_interval_has_textbook_values():
+    low, high = wilson(8, 10)
+    assert low == pytest.approx(0.4902, abs=1e-3)
+    assert high == pytest.approx(0.9433, abs=1e-3)
+    assert wilson(0, 0) == (0.0, 1.0)

@@ -157,3 +157,11 @@ def performance_profiles(
     best = table.min(0)
     within = {tau: np.isfinite(table) & (table <= tau * best) for tau in factors}
     return {name: [float(within[tau][i].mean()) for tau in factors] for i, name in enumerate(costs)}
+
+
+def wilson(wins: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    if n == 0:
+        return 0.0, 1.0
+    interval = stats.binomtest(wins, n).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)

@@ -15,6 +15,8 @@ from steptuned.lab.statistics import Comparison, compare_ratios
 
 TUNED = "step-tuned-sgd"
 OTHERS = ("sgd", "rmsprop", "adam")
+PAPERS = 16
+"""The paper's claims have the numbers up to this one."""
 ALPHA = 0.05
 """'A is below B' if p is at most this."""
 J_ONLY = ("loss",)
@@ -42,7 +44,7 @@ class Compared:
 
     def __str__(self) -> str:
         c = self.result
-        return f"{self.what} {c.median:.3g} [{c.low:.3g}, {c.high:.3g}], p = {c.p:.2g}"
+        return f"{self.what}: {c.median:.3g} [{c.low:.3g}, {c.high:.3g}], p = {c.p:.2g}"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ class Claim:
     @property
     def text(self) -> str:
         return self.criterion.text
+
+    @property
+    def is_the_papers(self) -> bool:
+        """Whether the paper makes it. The others are those of this package and its users."""
+        return self.number <= PAPERS
 
     @property
     def is_hashed(self) -> bool:

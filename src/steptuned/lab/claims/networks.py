@@ -23,7 +23,7 @@ from steptuned.lab.claims.judging import (
 )
 from steptuned.lab.curves import Drop, sudden_drops
 from steptuned.lab.paired_runs import MissingRuns, PairedRuns, Pairs
-from steptuned.lab.statistics import compare_ratios
+from steptuned.lab.statistics import compare_ratios, wilson
 
 Array = NDArray[np.float64]
 RESIDUAL = ("figure-4a", "figure-4b")
@@ -32,6 +32,14 @@ SIX = (*RESIDUAL, "figure-4c", "figure-4d", "figure-6e", "figure-6f")
 
 def _letters(names: Iterable[str]) -> str:
     return " ".join(map(problem_letter, names))
+
+
+def _seeds(found: Mapping[str, list[Compared]]) -> str:
+    """The number of pairs of each problem, such as "(a) 3, (d) (e) 5"."""
+    numbers: dict[int, list[str]] = {}
+    for name, comparisons in found.items():
+        numbers.setdefault(comparisons[0].pairs.n, []).append(name)
+    return ", ".join(f"{_letters(names)} {n}" for n, names in numbers.items())
 
 
 def _flat(found: Mapping[str, list[Compared]]) -> list[Compared]:
@@ -58,7 +66,7 @@ def beats_sgd(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Findi
         wanted = f"{limits['problems']:g} of the six problems are needed"
         raise MissingRuns(f"{_letters(found)} have the runs; {wanted}")
     lower = [name for name, comparisons in found.items() if comparisons[0].below]
-    told = f"below SGD on {_letters(lower) or 'none'}"
+    told = f"below SGD on {_letters(lower) or 'none'}; seeds: {_seeds(found)}"
     holds = len(found) - len(lower) <= limits["exceptions"]
     return finding(holds, told, _flat(found), problems=problems_in(found, "six"))
 
@@ -92,6 +100,12 @@ def _sudden_drops(
     return found
 
 
+def share(runs: int, n: int) -> str:
+    """Wilson's interval of the share of runs: these claims count runs, so they have no test."""
+    low, high = wilson(runs, n)
+    return f"{low:.0%} to {high:.0%}"
+
+
 def _caused_by_gamma(drops: Iterable[Drop]) -> list[Drop]:
     return [drop for drop in drops if drop.is_caused_by_gamma(criterion(10).thresholds)]
 
@@ -106,7 +120,8 @@ def sudden_drop(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Fin
         exceptions = limits["exceptions"]
         told = (
             f"{_letters([name])} sudden drops in {len(tuned)} of {pairs.n} runs of Step-Tuned SGD, "
-            f"{caused} with a change of gamma, and in {len(sgd)} of SGD"
+            f"{caused} with a change of gamma (95 % interval {share(caused, pairs.n)}), and in "
+            f"{len(sgd)} of SGD ({share(len(sgd), pairs.n)})"
         )
         holds = caused >= pairs.n - exceptions and len(sgd) <= exceptions
         return finding(holds, told, pairs=[pairs])
@@ -142,7 +157,7 @@ def accuracy_rises(e: PairedRuns, limits: Mapping[str, float], measure: str) -> 
     enough = sum(rise >= limits["rise"] for rise in rises)
     median = 100 * float(np.median(rises))
     told = f"accuracy rises with the drop in {enough} of {len(rises)} runs that have one"
-    told += f", by a median of {median:.2g} points"
+    told += f" (95 % interval {share(enough, len(rises))}), by a median of {median:.2g} points"
     # "All but at most one" would also hold if there were one drop, without a rise.
     if len(rises) == 1:
         told += "; a single drop cannot be the exception"

@@ -19,6 +19,10 @@ Spread = Literal["band", "lines", "none"]
 """What is drawn of the seeds besides their median."""
 FEW = 4
 """Up to so many methods, bands do not hide the curves of others."""
+THIN = 1.0
+"""Lines of single seeds are thinner than this."""
+SPIKES = 0.01
+"""The share of the values of single seeds that may leave the axis at either end."""
 LEFT_OUT = {"log": 0.02, "linear": 0.1}
 """The first part of a run, which may leave the axis: it would stretch it. A linear axis has even
 less room for a steep start."""
@@ -41,11 +45,19 @@ class Series:
     """m and M of the chosen hyper-parameters, for methods that have them."""
     is_variant: bool = False
     """Whether the entry runs a method under another name."""
+    is_relative: bool = False
+    """Whether the raw gamma is divided by its running reference before it is clipped."""
 
     @property
     def tuned_bounds(self) -> Bounds | None:
         """The bounds, where gamma is tuned between them."""
         return None if is_fixed(self.bounds) else self.bounds
+
+    def bounds_on(self, measure: Measure) -> Bounds | None:
+        """The bounds that limit a measure. Relative bounds do not limit the raw gamma."""
+        if self.is_relative and measure.key == "raw gamma":
+            return None
+        return self.tuned_bounds
 
     def has(self, measure: Measure) -> bool:
         """Whether a measure is drawn. Raw gamma has no effect where gamma is fixed."""
@@ -115,8 +127,8 @@ def draw_quartiles(axis: Axes, series: Sequence[Series], measure: Measure, x: X)
         band = band_of(list(one.steady.values()), measure) if one.has(measure) else None
         if band is None:
             continue
-        if one.tuned_bounds is not None:
-            bounds.append((one.colour, one.tuned_bounds))
+        if (limiting := one.bounds_on(measure)) is not None:
+            bounds.append((one.colour, limiting))
         if band.quartiles:
             filled = spread_of(one, series) != "none"
             bands.append(_draw_band(axis, one, measure, band, x, filled))
@@ -129,8 +141,8 @@ def draw_quartiles(axis: Axes, series: Sequence[Series], measure: Measure, x: X)
     draw_bounds(axis, bounds)
     if bands:
         note = "line: median, band: quartiles" if len(axis.collections) else "line: median"
-        note += " between log records"
-        negative = "; nu at negative curvature" if measure.key == "raw gamma" else ""
+        note += " of the iterations since the last record"
+        negative = "; nu where the curvature is negative" if measure.key == "raw gamma" else ""
         axis.set_title(f"{note}{negative}", fontsize=6, loc="left", pad=2)
 
 
@@ -186,10 +198,10 @@ def draw_bounds(axis: Axes, bounds: Sequence[tuple[str, Bounds]]) -> None:
 def set_scale(axis: Axes, measure: Measure) -> None:
     """The scale and the limits of the y axis, from the lines drawn so far.
 
-    An axis without a positive value cannot be logarithmic.
+    An axis without a positive value cannot be logarithmic. A short spike of a single seed, which
+    is a thin line, may leave the axis.
     """
-    drawn = [np.array(line.get_data(), dtype=float) for line in axis.lines]
-    x, y = np.concatenate([np.zeros((2, 0)), *drawn], axis=1)
+    x, y = _drawn(axis, lambda width: True)
     if not len(x):
         axis.set(xticks=[], yticks=[])
         axis.text(0.5, 0.5, "no finished runs", transform=axis.transAxes, ha="center", color="0.4")
@@ -199,11 +211,25 @@ def set_scale(axis: Axes, measure: Measure) -> None:
         return
     logarithmic = measure.axis == "log" and bool((y > 0).any())
     axis.set_yscale("log" if logarithmic else "linear")
-    settled = y[x >= LEFT_OUT["log" if logarithmic else "linear"] * x.max()]
-    _show(axis, settled[settled > 0] if logarithmic else settled)
+    start = LEFT_OUT["log" if logarithmic else "linear"] * x.max()
+    thick, thin = (
+        y[(x >= start) & ((y > 0) | (not logarithmic))]
+        for x, y in (_drawn(axis, lambda w: w >= THIN), _drawn(axis, lambda w: w < THIN))
+    )
+    if len(thick) and len(thin):
+        thin = np.quantile(thin, (SPIKES, 1 - SPIKES))
+    _show(axis, np.concatenate([thick, thin]))
     low, high = axis.get_ylim()
     if logarithmic and high / low < 100:
         plain_ticks(axis)
+
+
+def _drawn(axis: Axes, chosen: Callable[[float], bool]) -> Array:
+    """The points of the lines whose width is chosen: a row of x and a row of y."""
+    lines = [line for line in axis.lines if chosen(line.get_linewidth())]
+    return np.concatenate(
+        [np.zeros((2, 0)), *(np.array(line.get_data(), dtype=float) for line in lines)], axis=1
+    )
 
 
 def _show(axis: Axes, values: Array) -> None:
@@ -257,7 +283,7 @@ def _legend_label(series: Series, found: int) -> str:
     label, seeds = brief(series.label), series.seeds
     if found == 0:
         return f"{label}, 0/{seeds} seeds"
-    label = label if found == seeds else f"{label}, {found}/{seeds} SEEDS"
+    label = label if found == seeds else f"{label}, {found}/{seeds} seeds"
     diverged = len(series.diverged)
     return f"{label}, {diverged} diverged" if diverged else label
 

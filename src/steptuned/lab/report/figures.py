@@ -35,7 +35,7 @@ from steptuned.lab.report.axes import (
     spread_of,
 )
 from steptuned.lab.report.bands import Array
-from steptuned.lab.report.gamma import bounds_of
+from steptuned.lab.report.gamma import bounds_of, has_relative_bounds
 from steptuned.lab.report.instances import back_propagations_to_level, ends, never
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome
@@ -150,7 +150,7 @@ def single(figure: Callable[[Outcome, Results], Figure]) -> Draw:
 
     def drawn(name: str, outcomes: list[Outcome], results: Results) -> Figure:
         picture = figure(outcomes[-1], results)
-        headline(picture, f"{name}: {outcomes[-1].experiment.title}", outcomes)
+        headline(picture, f"{name} – {outcomes[-1].experiment.title}", outcomes)
         return picture
 
     return drawn
@@ -206,7 +206,10 @@ def series_of(outcome: Outcome, records: Callable[[Any], Records]) -> list[Serie
         seeds, bounds = outcome.experiment.seeds, bounds_of(group)
         label = label_of(group)
         name, is_variant = group.entry.name, group.entry.name != group.entry.method
-        found.append(Series(name, label, colour, line, logs, seeds, bounds, is_variant))
+        is_relative = has_relative_bounds(group)
+        found.append(
+            Series(name, label, colour, line, logs, seeds, bounds, is_variant, is_relative)
+        )
     return found
 
 
@@ -227,7 +230,9 @@ def size_of(experiment: Experiment) -> str:
     instances = [f"{experiment.instances} instances"] if experiment.instances > 1 else []
     seeds = f"{experiment.seeds} seed{'s' * (experiment.seeds > 1)}"
     length = iterations or f"{budget.epochs:g} epochs"
-    return ", ".join([f"{rows:,} {problem.things}", length, *instances, seeds])
+    size = experiment.options.get("size", 32)
+    pixels = [f"{size}x{size} pixels"] if size != 32 else []
+    return ", ".join([f"{rows:,} {problem.things}", *pixels, length, *instances, seeds])
 
 
 # ------------------------------------------------------------------------- curves over the budget
@@ -239,7 +244,8 @@ def distance_to_best(outcome: Outcome, results: Results) -> Figure:
         losses = series.values("loss").items()
         curves = {seed: distances(values, outcome.star[0, seed]) for seed, values in losses}
         draw_seeds(axis, series, curves, lambda r: r["bp"], labelled=True, spread="lines")
-    axis.axhline(outcome.experiment.selection.within, color="0.6", linewidth=0.8, linestyle=":")
+    within = outcome.experiment.selection.within
+    axis.axhline(within, color="0.6", linewidth=0.8, linestyle=":", label=f"J* + {within:g}")
     set_scale(axis, DISTANCE)
     axis.set(xlabel="iterations (back-propagations)", ylabel=DISTANCE.label, ylim=(1e-4, 1.5))
     after = outcome.experiment.selection.star_after
@@ -349,7 +355,9 @@ def _draw_column(
     legend_columns: int = 1,
 ) -> str:
     """One column of a figure, with its legend below. Returns what its lines show."""
-    methods = series_of(outcome, results.records)
+    asked = series_of(outcome, results.records)
+    methods = [series for series in asked if series.logs] or asked
+    without = f"; not shown: {len(asked) - len(methods)} without runs" * (asked != methods)
     for axis, row in zip(axes, rows, strict=True):
         measure = next((m for m in row if _logged(m, [outcome], results)), row[0])
         if measure.quartiles:
@@ -365,9 +373,9 @@ def _draw_column(
     style: dict[str, Any] = {**LEGEND, "fontsize": 6.5, "loc": "upper center"}
     axes[-1].legend(handles, labels, bbox_to_anchor=below, ncols=legend_columns, **style)
     if len(methods) <= FEW:
-        return "line: median of the seeds, band: all seeds"
+        return f"thick: median of the seeds, thin lines and band: each seed{without}"
     but = " (not of variants)" * any(series.is_variant for series in methods)
-    return f"thick: median of the seeds, thin: each seed{but}"
+    return f"thick: median of the seeds, thin: each seed{but}{without}"
 
 
 # ------------------------------------------------------------------------------- numbers of runs

@@ -20,6 +20,11 @@ def bounds_of(group: Group) -> Bounds | None:
     return widened(group.winner.hyper["bounds"], group.winner.hyper["nu"])
 
 
+def has_relative_bounds(group: Group) -> bool:
+    """Whether the raw gamma is divided by its running reference before it is clipped."""
+    return group.winner is not None and bool(group.winner.hyper.get("relative"))
+
+
 def is_fixed(bounds: Bounds | None) -> bool:
     """Whether the bounds are equal, so that gamma is constant and nothing is tuned."""
     return bounds is not None and bounds[0] == bounds[1]

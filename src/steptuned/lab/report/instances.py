@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from steptuned.lab.claims.criteria import criterion
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
+from steptuned.lab.statistics import wilson
 
 Table = dict[str, list[float | None]]
 """For each method one number per instance; None where there is none.
@@ -83,11 +83,3 @@ def compare(table: Table, entry: str, other: str) -> Comparison:
     low, high = wilson(wins, len(pairs))
     median = float(np.median(both)) if both else float("nan")
     return Comparison(wins, len(pairs), low, high, median)
-
-
-def wilson(wins: int, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
-    if n == 0:
-        return 0.0, 1.0
-    interval = stats.binomtest(wins, n).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)

@@ -123,5 +123,5 @@ def _chosen(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _seeds(spec: dict[str, Any], complete: int, runs: int) -> str:
     if complete < runs:
-        return f"[bold red]{complete}/{runs} SEEDS[/]"
+        return f"[bold red]{complete}/{runs}, incomplete[/]"
     return f"{complete}/{runs} seeds" if runs > 1 else f"seed {spec['seed']}"

@@ -134,12 +134,17 @@ def _diverged(outcome: Outcome, results: Results) -> str:
 
 def _unfinished(outcome: Outcome, results: Results) -> str:
     """The methods that lack seeds."""
-    asked, lacking = outcome.experiment.seeds, []
+    asked, lacking, absent = outcome.experiment.seeds, [], []
     for group in first_instance(outcome):
         done = sum(results.is_complete(spec) for spec in group.specs.values())
         if done < asked and not has_diverged(group, results):
-            lacking.append(f"{group.entry.label} ({done} of {asked} seeds)")
-    return f"Incomplete: {'; '.join(lacking)}." if lacking else ""
+            if done:
+                lacking.append(f"{group.entry.label} ({done} of {asked} seeds)")
+            else:
+                absent.append(group.entry.label)
+    told = [f"Incomplete: {'; '.join(lacking)}."] if lacking else []
+    told += [f"Not run: {'; '.join(absent)}."] if absent else []
+    return " ".join(told)
 
 
 def _near_star(outcome: Outcome, results: Results) -> str:

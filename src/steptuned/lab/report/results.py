@@ -16,6 +16,7 @@ from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.image_problem import ImageProblem
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report import figures, prose, provenance, tables
+from steptuned.lab.report.gamma import has_relative_bounds
 from steptuned.lab.report.tables import SYMBOLS, Table
 from steptuned.lab.results import Results, TolerantResults, outcome_of, sources
 from steptuned.lab.search import Outcome
@@ -32,6 +33,18 @@ LEGEND = (
     "✔ reproduced, ✘ not reproduced (at least 5 seeds or 20 instances); (✔) consistent, "
     "(✘) inconsistent (3 or 4 seeds); ± mixed: plain loss and J, or two scales, disagree; "
     "· not run."
+)
+WORDS = " ".join(
+    (
+        "On this page, J is the training loss with its regularization, and the plain loss is the "
+        "training loss without it. The problems are those of the paper's Table 1:",
+        "; ".join(f"({letter}) {row['title']}" for letter, row in TABLE_1.items()) + ".",
+        "Experiments at scale `paper` have the paper's sizes. At scale `short`, networks see all "
+        "images for a tenth of the epochs; at scale `small`, a tenth of the images for all epochs. "
+        "With T above 1, a [variant](variants.md) measures every T-th mini-batch only. "
+        "[Reproducing the paper](reproducing.md) explains how hyper-parameters are chosen and how "
+        "claims are judged.",
+    )
 )
 CONTROLS = {"controls-a": "figure-4a", "controls-f": "figure-6f"}
 """The experiments with controls, and what the figure of gamma shows where they have no runs."""
@@ -148,16 +161,20 @@ def verdict_table(judged: list[tuple[Claim, Judgement]]) -> Table:
 
 
 def tally(judged: list[tuple[Claim, Judgement]]) -> str:
-    """The number of claims with each verdict, in a sentence."""
-    verdicts = [judgement.verdict for _, judgement in judged]
-    counts = [f"{verdicts.count(v)} {v}" for v in SYMBOLS if v in verdicts]
-    return f"Of {len(judged)} claims: {', '.join(counts)}."
+    """The number of claims with each verdict, in a sentence or two."""
+    told = []
+    for whose, is_the_papers in (("the paper's", True), ("the other", False)):
+        verdicts = [j.verdict for claim, j in judged if claim.is_the_papers == is_the_papers]
+        counts = [f"{verdicts.count(v)} {v}" for v in SYMBOLS if v in verdicts]
+        if verdicts:
+            told.append(f"Of {whose} {len(verdicts)} claims: {', '.join(counts)}.")
+    return " ".join(told)
 
 
 def _verdicts(judged: list[tuple[Claim, Judgement]]) -> list[str]:
     if all(judgement.verdict == "not run" for _, judgement in judged):
         return []
-    return ["## Verdicts", tally(judged), verdict_table(judged).markdown(), LEGEND]
+    return ["## Verdicts", tally(judged), verdict_table(judged).markdown(), LEGEND, WORDS]
 
 
 def with_verdicts(readme: str, judged: list[tuple[Claim, Judgement]]) -> str:
@@ -201,9 +218,15 @@ def _gamma(page: Page) -> list[str]:
         "at upper",
         "negative curvature",
     ]
-    table = Table("", [*columns, "raw gamma, first tenth", "last tenth"])
+    table = Table("", [*columns, "raw gamma, first tenth", "raw gamma, last tenth"])
     found = []
     for section in page.sections:
+        names = {
+            outcome.experiment.name
+            for other in page.sections
+            for outcome in other.panels
+            if other.scale == section.scale
+        }
         for outcome in section.panels:
             if outcome.experiment.instances > 1:
                 continue
@@ -214,6 +237,7 @@ def _gamma(page: Page) -> list[str]:
                     continue
                 shares = (tuning.inside, tuning.at_lower, tuning.at_upper, tuning.negative)
                 bounds = f"{tuning.bounds[0]:g} to {tuning.bounds[1]:g}"
+                bounds += ", relative" * has_relative_bounds(group)
                 row = [
                     name,
                     section.scale,
@@ -221,7 +245,10 @@ def _gamma(page: Page) -> list[str]:
                     bounds,
                     *(f"{share:.0%}" for share in shares),
                 ]
-                table.rows.append([*row, f"{tuning.early:.3g}", f"{tuning.late:.3g}"])
+                row += [f"{tuning.early:.3g}", f"{tuning.late:.3g}"]
+                # The controls share runs with a figure, which has the same row.
+                if name not in CONTROLS or CONTROLS[name] not in names:
+                    table.rows.append(row)
                 if group.entry.name == TUNED:
                     found.append((name, section.scale, tuning))
     if not table.rows:
@@ -229,14 +256,19 @@ def _gamma(page: Page) -> list[str]:
     intro = (
         "The raw gamma is the inverse of the curvature along the gradient. Inside the bounds the "
         "method tunes its step; at a bound it is SGD with a constant factor and mini-batches used "
-        "twice. The table shows the winner of each grid search, over all iterations and seeds."
+        "twice."
+    )
+    about = (
+        "Gamma of the winner of each grid search, over all iterations and seeds. Relative bounds "
+        "limit the raw gamma divided by its running reference, not the raw gamma itself."
     )
     return [
         "## What gamma does",
         intro,
-        table.markdown(),
-        *prose.few_and_many(found),
         *_control_figure(page),
+        *prose.few_and_many(found),
+        about,
+        table.markdown(),
     ]
 
 
@@ -253,11 +285,15 @@ def _control_figure(page: Page) -> list[str]:
         if controls:
             what += ", compared with constant gammas, a finer grid for SGD, and SGD that uses each "
             what += "mini-batch twice"
-        without = f" ({', '.join(others)} without controls: they have no runs)" if others else ""
+        without = f" (the controls of {', '.join(others)} have not been run)" if others else ""
         parts.append(f"{what}, at scale {scale}{without}:")
         parts.append(page.draw("gamma and its controls", panels, f"gamma-{scale}"))
         for outcome in controls:
+            environments = provenance.environments_of([outcome], page.results)
+            made = [*provenance.sentences(environments), provenance.other_criteria(environments)]
             parts += [" ".join(prose.sentences(outcome, page.runs[scale]))]
+            parts += [" ".join(filter(None, [sizes([outcome]), *made]))]
+            parts += [table.markdown() for table in tables.summary(outcome, page.results)]
             parts += _against_sgd(page, outcome)
     return parts
 
@@ -369,9 +405,15 @@ def _checking(page: Page) -> list[str]:
     )
     timed = [t.environment for timings in Timings(page.store).sets().values() for t in timings]
     rewritten = provenance.rewritten_history([*environments, *timed])
+    parts.append(FEW_PAIRS)
     return [*parts, "## How to check this page", CHECKING, *([rewritten] if rewritten else [])]
 
 
+FEW_PAIRS = (
+    "With few pairs, a 95 % interval is narrower than its name says. An interval within the range "
+    "of n values contains their true median with a probability of at most 1 - 2^(1 - n): 75 % for "
+    "n = 3, 94 % for n = 5."
+)
 CHECKING = """\
 The logs are in `evidence/`, one Parquet file per experiment and scale, one row per log record:
 
@@ -380,6 +422,9 @@ import pandas
 
 records = pandas.read_parquet("evidence/figure-3-paper.parquet")
 ```
+
+Of most grid trials of the regression, and of some of the networks, the files keep only the
+back-propagations and J of each record; the column `thinned` says so.
 
 `steptuned evidence verify evidence` compares the files with the checksums in \
 `evidence/MANIFEST.json`,
@@ -409,7 +454,7 @@ def sizes(panels: list[Outcome]) -> str:
     elif scale == "paper" and all(OF_THE_PAPER.fullmatch(e.name) for e in experiments):
         sentences.append("These are the paper's own sizes.")
     elif scale in IMAGES and pixels:
-        small = "; 16x16 pixels instead of 32x32" if 16 in pixels else ""
+        small = "; the paper's have 32x32 pixels" if 16 in pixels else ""
         sentences.append(f"{IMAGES[scale]}{small}.")
     others = {e.instances - 1 for e in experiments if e.tune == "first" and e.instances > 1}
     sentences += [

@@ -107,7 +107,8 @@ class Level:
     def of(cls, outcome: Outcome, finals: list[dict[str, Any]]) -> "Level":
         if not outcome.star:
             loss = 1.1 * min((record["loss"] for record in finals), default=0.0)
-            return cls(f"{COUNTS['bp']} to {LOSS.name} = {loss:.3g}", {}, loss)
+            what = f"{COUNTS['bp']} to {LOSS.name} = {loss:.3g} (1.1 x the lowest final value)"
+            return cls(what, {}, loss)
         within = outcome.experiment.selection.within
         stars = {seed: star for (instance, seed), star in outcome.star.items() if instance == 0}
         losses = {seed: star + within for seed, star in stars.items()}
@@ -175,7 +176,7 @@ def _title(outcome: Outcome) -> str:
 
 
 def _seeds(finished: int, asked: int, diverged: int) -> str:
-    missing = "" if finished + diverged == asked else " SEEDS"
+    missing = "" if finished + diverged == asked else ", incomplete"
     return f"{finished}/{asked}{missing}{f', {diverged} diverged' if diverged else ''}"
 
 
@@ -281,7 +282,8 @@ def _measured(judgement: Judgement) -> str:
 
 def _comparisons(judged: list[tuple[Claim, Judgement]]) -> Table:
     columns = ["#", "compared", "scale", "by", "n", "median [95 % interval]", "p"]
-    title = "the comparisons: A / B or A - B, pair by pair; p: sign-flip test that A is below B"
+    title = "the comparisons: A / B or A - B, pair by pair; p: sign-flip test that A is below B; "
+    title += "below: p <= 0.05, or with 3 or 4 pairs that A is below B in every pair"
     table = Table(title, [*columns, "better in", "below"])
     for claim, j in judged:
         for one in j.comparisons:
