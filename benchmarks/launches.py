@@ -56,12 +56,12 @@ SHAPES: list[tuple[int, ...]] = [(16, 16, 3, 3), (16,), (16,)] * 19 + [(10, 64),
 
 
 def launches(shapes: list[tuple[int, ...]], **options: Any) -> "collections.Counter[str]":
-    """What the second of two iterations launches. The first one creates the state."""
+    """What the second iteration with a measurement launches. The first one creates the state."""
     params = [torch.empty(shape, device="meta").requires_grad_() for shape in shapes]
     opt = StepTunedSGD(params, lr=0.1, replay_rng=False, **options)
-    for _ in range(2):
+    for _ in range(opt.param_groups[0]["tune_every"] + 1):
         with Launches() as seen:
-            for act in (opt.half_step, opt.step):
+            for act in (opt.half_step, opt.step) if opt.needs_second_pass else (opt.step,):
                 for p in params:
                     p.grad = torch.empty_like(p)
                 act()
@@ -75,6 +75,8 @@ def main() -> None:
         "clipping": {"max_grad_norm": 1.0},
         "maximize": {"maximize": True},
         "decay_every": {"decay_every": 1},
+        "tune_every=2": {"tune_every": 2},
+        "relative": {"relative": True},
     }
     for name, options in choices.items():
         counts = launches(SHAPES, **options)

@@ -469,10 +469,29 @@ def test_a_second_start_compiles_nothing(cache, monkeypatch):
     assert commands == [("--version",)] * len(commands)
 
 
-def test_another_source_compiler_or_machine_uses_another_file(tmp_path, cache, monkeypatch):
+@pytest.mark.parametrize("what", ["source", "compiler", "version", "flags", "machine"])
+def test_another_source_compiler_or_machine_uses_another_file(what, tmp_path, cache, monkeypatch):
     cache()
     before = libraries(tmp_path / "cache")
-    monkeypatch.setattr(kernel.platform, "machine", lambda: "another")
+    if what == "source":
+        source = kernel.files("steptuned.optim").joinpath("kernel.c").read_bytes() + b"\n"
+        (tmp_path / "kernel.c").write_bytes(source)
+        monkeypatch.setattr(kernel, "files", lambda package: tmp_path)
+    elif what == "compiler":
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "cc").symlink_to(shutil.which("cc"))
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    elif what == "version":
+        output = kernel._output
+        monkeypatch.setattr(
+            kernel,
+            "_output",
+            lambda *command, **given: "2" * ("--version" in command) + output(*command, **given),
+        )
+    elif what == "flags":
+        monkeypatch.setattr(kernel, "FLAGS", (*kernel.FLAGS, "-O1"))
+    else:
+        monkeypatch.setattr(kernel.platform, "machine", lambda: "another")
     cache()
     assert len(libraries(tmp_path / "cache")) == 2 * len(before)
 

@@ -402,3 +402,14 @@ def test_a_single_element_whose_square_overflows_stays_out_of_G():
     opt.step()
     assert opt.state[theta]["G"].item() == 0
     assert opt.stats().ignored == 1
+
+
+@pytest.mark.parametrize("lr", [1e-30, 1e-42], ids=str)
+def test_a_difference_that_overflows_when_divided_by_the_step_stays_out_of_G(lr):
+    theta = torch.ones(3, requires_grad=True)
+    opt = StepTunedSGD([theta], lr=lr, tune_every=2)
+    for _ in range(6):
+        for i, _ in enumerate(opt.passes()):
+            theta.grad = torch.full((3,), 1 + i / 1000)
+    assert torch.equal(opt.state[theta]["G"], torch.zeros(3))
+    assert opt.stats().ignored == 3

@@ -312,6 +312,22 @@ def test_the_warning_of_a_stuck_gamma_names_the_base():
         run(opt, theta, 100, 1.0)
 
 
+class Ascent(torch.optim.SGD):
+    """Steps along the gradient, or not at all where the gradient is zero."""
+
+    def step(self, closure=None):
+        (p,) = self.param_groups[0]["params"]
+        with torch.no_grad():
+            p += self.param_groups[0]["lr"] * p.grad
+
+
+def test_the_warning_of_a_stuck_gamma_says_if_the_base_does_not_descend():
+    theta = torch.full((2,), 1.0, dtype=torch.float64, requires_grad=True)
+    opt = StepTuned(Ascent([theta], lr=1e-6), tune_every=1, relative=False)
+    with pytest.warns(UserWarning, match=r"mostly does not decrease along the step"):
+        run(opt, theta, 100, 1.0)
+
+
 # ------------------------------------------------------------------------- forms, hooks, schedulers
 
 

@@ -20,6 +20,7 @@ import steptuned
 from compare import same
 from problems import Network, Regression
 from steptuned import StepTunedSGD
+from steptuned.optim import kernel
 from test_diagnostics import run
 from test_forms import batches, dropout_network
 from test_state import WAYS, assert_same_run, loss, make
@@ -106,10 +107,15 @@ TWINS = {
 }
 
 
-@pytest.fixture(params=["kernel", "torch", "in chunks", "accelerator"])
+@pytest.fixture(params=["kernel", "small", "torch", "in chunks", "accelerator"])
 def implementation(request, monkeypatch):
-    """Each implementation of a step. An accelerator is a CPU whose values are not free to read."""
+    """Each implementation of a step, the kernel's as for large and for small models.
+
+    An accelerator is a CPU whose values are not free to read.
+    """
     if request.param == "kernel":
+        monkeypatch.setattr(kernel, "SMALL", 0)  # gradients are held, not copied
+    if request.param in ("kernel", "small"):
         active, reason = steptuned.kernel_status()
         if not active:
             pytest.skip(f"no kernel: {reason}")

@@ -1,10 +1,10 @@
 /* The arithmetic of flat.py on the CPU, in one pass over memory. kernel.py compiles and calls it.
 
    All tensors of a call form one vector, which is divided into units of UNIT elements; kernel.py
-   defines UNIT. Threads take
-   units one by one and write each unit's sums into its own slot; kernel.py adds the slots in order.
-   Within a unit, sums use a fixed number of lanes, so results depend neither on the number of
-   threads nor on the width of the processor's vectors. REAL is float or double. */
+   defines UNIT. Threads take units one by one and write each unit's sums into its own slot;
+   kernel.py adds the slots in order. Within a unit, sums use a fixed number of lanes, so results
+   depend neither on the number of threads nor on the width of the processor's vectors. REAL is
+   float or double. */
 
 #include <stdint.h>
 #include <string.h>
@@ -25,19 +25,19 @@ struct call {
     double sign, decay;               /* the gradient of J is sign g + decay theta */
     double sign0, decay0, ratio0;     /* g0 is ratio0 (sign0 g0 + decay0 theta) */
     double step;                      /* theta -= step (gradient of J) */
-    double beta, share;               /* G = beta G + share (g1 - g0) */
+    double beta, share, scale;        /* G = beta G + share (g1 - g0), share = (1 - beta) scale */
     double *along, *square;           /* per unit: <G, g0>, and |g0|^2 or |gradient of J|^2 */
     int64_t next;                     /* the first unit that no thread has taken */
 };
 
 /* The scalars of a call in its precision. A copy, which stores to tensors cannot alias. */
 struct numbers {
-    REAL sign, decay, sign0, decay0, ratio0, step, beta, share;
+    REAL sign, decay, sign0, decay0, ratio0, step, beta, share, scale;
 };
 
 INLINE struct numbers numbers(const struct call *c) {
-    return (struct numbers){c->sign,   c->decay, c->sign0, c->decay0,
-                            c->ratio0, c->step,  c->beta,  c->share};
+    return (struct numbers){c->sign, c->decay, c->sign0, c->decay0, c->ratio0,
+                            c->step, c->beta,  c->share, c->scale};
 }
 
 /* Where a unit begins; it ends UNIT elements later, in the same tensor or another. */
@@ -133,11 +133,11 @@ INLINE void measure(struct numbers k, REAL *p, const REAL *g, const REAL *held, 
         g1 += k.decay * theta;
         g0 = (g0 + k.decay0 * theta) * k.ratio0;
     }
-    lanes dg = g1 - g0, after = k.beta * before + k.share * dg;
+    lanes dg = g1 - g0, after = k.beta * before + k.share * dg, scaled = k.scale * dg;
     store(p, theta - k.step * g1, n);
     store(old, before, n);
     store(G, after, n);
-    s->dg += dg * dg;
+    s->dg += scaled * scaled;
     s->along += after * g0;
     s->square += g0 * g0;
 }
@@ -159,7 +159,7 @@ INLINE void second(struct call *c, int decayed) {
             REAL dg = sum(s.dg);
             if (dg - dg == 0) {
                 along += sum(s.along);
-            } else { /* infinite or not a number: G fades, as if g1 - g0 were zero */
+            } else { /* not finite: G fades, as if g1 - g0 were zero */
                 for (i = 0; i < n; i++)
                     G[i] = k.beta * old[i];
                 along = __builtin_nan("");

@@ -96,7 +96,7 @@ class _Call(ctypes.Structure):
         ("tensors", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("starts", "p", "g", "g0", "G")),
         *((name, ctypes.c_double) for name in ("sign", "decay", "sign0", "decay0", "ratio0")),
-        *((name, ctypes.c_double) for name in ("step", "beta", "share")),
+        *((name, ctypes.c_double) for name in ("step", "beta", "share", "scale")),
         *((name, ctypes.c_void_p) for name in ("along", "square")),
         ("next", ctypes.c_int64),
     )
@@ -202,12 +202,12 @@ class Workspace:
         """theta -= step g1 and G = beta G + (1 - beta) scale (g1 - g0).
 
         Returns <G, g0> and |g0|^2. ``raw`` says how to compute g0 from ``held``. If the square of
-        g1 - g0 is not finite over a block of kernel.c, the difference counts as zero in G there,
-        and the inner product is nan.
+        scale (g1 - g0) is not finite over a block of kernel.c, the difference counts as zero in G
+        there, and the inner product is nan.
         """
         call = self._call
         call.sign0, call.decay0, call.ratio0 = raw
-        call.beta, call.share = beta, (1 - beta) * scale
+        call.beta, call.share, call.scale = beta, (1 - beta) * scale, scale
         tensors = {"g": grads, "g0": held, "G": G}
         self._run(self._kernel.second_pass, tensors, sign, decay, step=step)
         call.decay0 = 0.0

@@ -1,5 +1,6 @@
 """Warnings and errors for common mistakes with two passes."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +43,10 @@ def _warn_stuck(group: dict[str, Any], name: str, steps_as: str, is_lower: bool)
     raw = read(group, group["measured"]).raw_gamma.nanmedian().item()
     bound, value = ("lower", group["bounds"][0]) if is_lower else ("upper", group["bounds"][1])
     what = "iterations" if group["tune_every"] == 1 else "measurements"
-    if raw == group["nu"]:
+    if not 0 < raw < math.inf:
+        cause = "mostly does not decrease" if raw <= 0 else "is mostly linear"
+        advice = f"the raw gamma has a median of {raw:.3g}, because the loss {cause} along the step"
+    elif raw == group["nu"]:
         advice = (
             "the curvature is mostly not positive, where gamma is nu: lower nu if the loss is "
             "unstable"

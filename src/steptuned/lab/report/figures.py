@@ -150,7 +150,7 @@ def single(figure: Callable[[Outcome, Results], Figure]) -> Draw:
 
     def drawn(name: str, outcomes: list[Outcome], results: Results) -> Figure:
         picture = figure(outcomes[-1], results)
-        headline(picture, f"{name} – {outcomes[-1].experiment.title}", outcomes)
+        headline(picture, f"{name}: {outcomes[-1].experiment.title}", outcomes)
         return picture
 
     return drawn
