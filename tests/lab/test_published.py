@@ -69,6 +69,15 @@ def test_the_table_in_the_readme_matches_the_evidence(made):
     assert (made / "README.md").read_text() == README.read_text(), RENEW
 
 
+def test_the_readme_says_of_the_autoencoder_what_the_results_say():
+    section = (DOCS / "results.md").read_text().split("### figure-4d, scale short")[1]
+    upper = re.search(r"at the upper bound in (\d+)%", section)[1]
+    ratio = float(re.search(r"\(median ratio ([\d.]+) ", section)[1])
+    text = " ".join(README.read_text().split())
+    assert f"gamma was at its upper bound in {upper} % of the iterations" in text
+    assert f"ended {100 * (1 - ratio):.1f} % below SGD's" in text
+
+
 def test_the_packaged_verdicts_match_the_evidence(made):
     assert json.loads((made / results.PUBLISHED).read_text()) == results.published(), RENEW
 
