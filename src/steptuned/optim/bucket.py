@@ -272,19 +272,20 @@ def _is_as_before(bucket: Bucket) -> bool:
     params, grads, states = bucket.params, bucket.grads, bucket.states
     assert bucket.workspace is not None
     assert bucket.G is not None
-    numels = bucket.workspace.numels
+    dtype, numels = bucket.workspace.dtype, bucket.workspace.numels
     held = [state["held"] for state in states]
     return (
         PLAIN.issuperset(map(type, grads))
-        and {*map(DTYPE, grads), *map(DTYPE, params)} == {bucket.workspace.dtype}
-        and all([*map(NUMEL, tensors)] == numels for tensors in (params, grads, bucket.G))
+        and [*map(DTYPE, grads), *map(DTYPE, params)].count(dtype) == 2 * len(params)
+        and [*map(NUMEL, params)] == numels
+        and [*map(NUMEL, grads)] == numels
         and _have_strides(grads, bucket.strides)
         and not any(map(Tensor.is_neg, grads))
         and _have_strides(params, bucket.strides)
         and bucket.workspace.is_current()
         and _are_same(bucket.G, [state["G"] for state in states])
         and held[0] != 1  # a g0 that the kernel did not store
-        and _are_same(held, [held[0]] * len(held))
+        and held.count(held[0]) == len(held)
     )
 
 

@@ -147,6 +147,7 @@ class Workspace:
         self.dtype, self.numels = params[0].dtype, [p.numel() for p in params]
         self._starts = array("q", (0, *accumulate(self.numels)))
         self._elements = self._starts[-1]
+        self._own_addresses: array[int] | None = None
         sums = bytes(8 * -(-self._elements // UNIT))
         self._along, self._square = array("d", sums), array("d", sums)
         self._call = _Call(
@@ -170,7 +171,20 @@ class Workspace:
         # Not on torch's default device, which the user may have set.
         joined = torch.empty(self._elements, dtype=self.dtype, device="cpu")
         parts = zip(self._params, self._starts, strict=False)
-        return [joined.as_strided(p.shape, p.stride(), start) for p, start in parts]
+        g0 = [joined.as_strided(p.shape, p.stride(), start) for p, start in parts]
+        self._own_addresses = addresses(g0)
+        return g0
+
+    def _addresses_of(self, tensors: Sequence[Tensor | None]) -> "array[int]":
+        """The addresses of tensors in this call.
+
+        Only those of the workspace's own g0 are kept from call to call, while its memory, which
+        sharing a tensor with another process moves, is where it was.
+        """
+        own = self._own_addresses
+        if own is not None and tensors is self.own_g0 and DATA_PTR(tensors[0]) == own[0]:
+            return own
+        return addresses(tensors)
 
     def first_pass(
         self,
@@ -230,8 +244,7 @@ class Workspace:
         """Call the kernel, in up to as many threads as torch uses."""
         call = self._call
         call.sign, call.decay, call.step, call.next = sign, decay, step, 0
-        # Not kept from call to call: sharing a tensor with another process moves its memory.
-        lists = [addresses(each) for each in tensors.values()]
+        lists = [self._addresses_of(each) for each in tensors.values()]
         for name, each in zip(tensors, lists, strict=True):
             setattr(call, name, _address(each))
         threads = torch.get_num_threads()
