@@ -58,7 +58,7 @@ def test_its_option_is_checked_everywhere():
     with pytest.raises(ValueError, match="hold must be the same for all parameter groups"):
         Held([{"params": [point()], "hold": 1}, {"params": [point()]}], hold=2)
     opt = Held([point()], hold=1)
-    with pytest.raises(ValueError, match=r"hold must be the same .*: got 3, but the first group has 1"):
+    with pytest.raises(ValueError, match="got 3, but the first group has 1"):
         opt.add_param_group({"params": [point()], "hold": 3})
 
 
