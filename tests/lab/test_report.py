@@ -1,6 +1,7 @@
 """The report shows what the store has. It is opened in a real browser if one is installed."""
 
 import functools
+import html
 import json
 import math
 import re
@@ -19,7 +20,7 @@ from processes import PATIENCE
 from steptuned.lab.claims.verdicts import CLAIMS
 from steptuned.lab.experiment import load_all
 from steptuned.lab.report import figures, writing
-from steptuned.lab.report.results import published
+from steptuned.lab.report.results import published, tally_of
 from steptuned.lab.report.tables import SYMBOLS
 from steptuned.lab.report.view import thin, view_of
 from steptuned.lab.results import Results
@@ -293,6 +294,8 @@ def test_verdicts_have_symbols_and_the_packaged_ones_are_beside_them(tmp_path):
         assert " ".join(packaged.split()) == f"{symbol} {size}".strip()
     own = " ".join(page.split()).count('not-run">· not run</span>')
     assert own == len(CLAIMS) + 1, "the verdicts on this store have symbols too"
+    told = tally_of({one["number"]: one["verdict"] for one in published()})
+    assert told in html.unescape(page)
 
 
 def test_table_2_and_the_claims_are_on_the_page_and_beside_it(folder):

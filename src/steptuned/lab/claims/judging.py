@@ -82,11 +82,6 @@ class Claim:
         return self.criterion.text
 
     @property
-    def is_the_papers(self) -> bool:
-        """Whether the paper makes it. The others are those of this package and its users."""
-        return self.number <= PAPERS
-
-    @property
     def is_hashed(self) -> bool:
         """Whether ``criteria_hash`` covers its criterion, as it does for those in ``CRITERIA``."""
         return self.criterion in CRITERIA

@@ -2,12 +2,13 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from steptuned.lab.claims.judging import TUNED, Claim
+from steptuned.lab.claims.judging import PAPERS, TUNED, Claim
 from steptuned.lab.claims.verdicts import Judgement, as_data, judge
 from steptuned.lab.experiment import Experiment
 from steptuned.lab.measures import BY_KEY
@@ -162,9 +163,14 @@ def verdict_table(judged: list[tuple[Claim, Judgement]]) -> Table:
 
 def tally(judged: list[tuple[Claim, Judgement]]) -> str:
     """The number of claims with each verdict, in a sentence or two."""
+    return tally_of({claim.number: judgement.verdict for claim, judgement in judged})
+
+
+def tally_of(of_claims: Mapping[int, str]) -> str:
+    """The same of verdicts by the numbers of their claims."""
     told = []
     for whose, is_the_papers in (("the paper's", True), ("the other", False)):
-        verdicts = [j.verdict for claim, j in judged if claim.is_the_papers == is_the_papers]
+        verdicts = [v for number, v in of_claims.items() if (number <= PAPERS) == is_the_papers]
         counts = [f"{verdicts.count(v)} {v}" for v in SYMBOLS if v in verdicts]
         if verdicts:
             told.append(f"Of {whose} {len(verdicts)} claims: {', '.join(counts)}.")

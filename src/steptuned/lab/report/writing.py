@@ -21,7 +21,7 @@ from steptuned.lab.claims.verdicts import Judgement, Verdict, as_data, judge
 from steptuned.lab.measures import COMPARED
 from steptuned.lab.paired_runs import PairedAtScales
 from steptuned.lab.report import figures, provenance, tables
-from steptuned.lab.report.results import published
+from steptuned.lab.report.results import published, tally_of
 from steptuned.lab.report.view import Panel, Shown, View, columns_of, view_of
 from steptuned.lab.results import TolerantResults
 from steptuned.lab.store import COMPLETE, Store
@@ -114,6 +114,7 @@ def _claims(judged: list[tuple[Claim, Judgement]]) -> dict[str, Any]:
     ]
     return {
         "claims": rows,
+        "packaged": tally_of({number: one["verdict"] for number, one in packaged.items()}),
         "symbols": tables.SYMBOLS,
         "comparisons": tables.claims(judged)[2:],
         "criteria": criteria_hash(),
