@@ -78,6 +78,25 @@ def test_the_readme_says_of_the_autoencoder_what_the_results_say():
     assert f"ended {100 * (1 - ratio):.1f} % below SGD's" in text
 
 
+def test_the_readme_says_of_resnet_20_what_the_results_say():
+    section = (DOCS / "results.md").read_text().split("### figure-4a, scale short")[1]
+    rows = {
+        cells[0].split(" (")[0]: cells
+        for line in section.split("### ")[0].splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("| ").split(" | ")]) == 9
+    }
+    sgd, tuned = rows["SGD"], rows["Step-Tuned SGD"]
+    means = [[float(row[i].split()[0].rstrip("%")) for i in (4, 6, 8)] for row in (sgd, tuned)]
+    (J, plain, accuracy), (tuned_J, tuned_plain, tuned_accuracy) = means
+    lower = re.search(r"at the lower bound in (\d+)%", section)[1]
+    text = " ".join(README.read_text().split())
+    assert f"gamma was at its lower bound in {lower} % of the iterations" in text
+    assert f"ended at {tuned_plain:.2g}, far above SGD's {plain:.2g} " in text
+    assert "winner at the edge of the grid: lr" in sgd[1]
+    assert f"the test accuracy at {tuned_accuracy:.0f} % instead of {accuracy:.0f} %" in text
+    assert tuned_J / J == pytest.approx(1, abs=0.05)
+
+
 def test_the_packaged_verdicts_match_the_evidence(made):
     assert json.loads((made / results.PUBLISHED).read_text()) == results.published(), RENEW
 

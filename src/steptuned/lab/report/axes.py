@@ -140,8 +140,8 @@ def draw_quartiles(axis: Axes, series: Sequence[Series], measure: Measure, x: X)
         plain_ticks(axis)
     draw_bounds(axis, bounds)
     if bands:
-        note = "line: median, band: quartiles" if len(axis.collections) else "line: median"
-        note += " of the iterations since the last record"
+        note = "median and quartiles" if len(axis.collections) else "median"
+        note += " since the last record"
         negative = "; nu where the curvature is negative" if measure.key == "raw gamma" else ""
         axis.set_title(f"{note}{negative}", fontsize=6, loc="left", pad=2)
 

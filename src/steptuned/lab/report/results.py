@@ -294,11 +294,14 @@ def _control_figure(page: Page) -> list[str]:
         without = f" (the controls of {', '.join(others)} have not been run)" if others else ""
         parts.append(f"{what}, at scale {scale}{without}:")
         parts.append(page.draw("gamma and its controls", panels, f"gamma-{scale}"))
+        for outcome in panels:
+            said = " ".join(prose.sentences(outcome, page.runs[scale]))
+            parts += [f"**{outcome.experiment.name}.** {said}" if len(panels) > 1 else said]
         for outcome in controls:
             environments = provenance.environments_of([outcome], page.results)
             made = [*provenance.sentences(environments), provenance.other_criteria(environments)]
-            parts += [" ".join(prose.sentences(outcome, page.runs[scale]))]
-            parts += [" ".join(filter(None, [sizes([outcome]), *made]))]
+            about = " ".join(filter(None, [sizes([outcome]), *made]))
+            parts += [f"{outcome.experiment.name}: {about}"]
             parts += [table.markdown() for table in tables.summary(outcome, page.results)]
             parts += _against_sgd(page, outcome)
     return parts
