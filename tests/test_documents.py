@@ -207,10 +207,11 @@ def test_the_quick_start_example_learns(capsys):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_digits_example_compares_and_draws(tmp_path):
-    command = [sys.executable, ROOT / "examples" / "digits.py", "--epochs", "1", "--out", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "Step-Tuned SGD" in done.stdout
+def test_the_digits_example_compares_and_draws(tmp_path, monkeypatch, capsys):
+    path = str(ROOT / "examples" / "digits.py")
+    monkeypatch.setattr(sys, "argv", [path, "--epochs", "1", "--out", str(tmp_path)])
+    runpy.run_path(path, run_name="__main__")
+    assert "Step-Tuned SGD" in capsys.readouterr().out
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 

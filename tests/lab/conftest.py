@@ -1,6 +1,5 @@
 """Runs for the tests of the laboratory."""
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -31,14 +30,6 @@ def _nothing_is_left_behind():
     os.environ[MARK] = mark = uuid.uuid4().hex
     yield
     assert wait_until_none(lambda: left_behind(mark)) == {}
-
-
-@pytest.fixture(scope="session")
-def processes():
-    """Processes that start quickly: they are forked from a server that has imported the lab."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["steptuned.lab.run"])
-    return context
 
 
 @pytest.fixture(scope="session")

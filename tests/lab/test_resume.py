@@ -1,4 +1,4 @@
-"""Processes killed by SIGKILL at random moments end with the numbers of an undisturbed run."""
+"""Processes killed at random moments end with the numbers of an undisturbed run."""
 
 import os
 import random
@@ -19,9 +19,31 @@ from steptuned.lab.store import Died, Run, Store
 from test_store import numbers
 
 
-def _execute(folder):
+class Doomed(Run):
+    """Execute a run until it has written some checkpoints, then kill its process.
+
+    The kill comes before the next checkpoint, one back-propagation after the last, or after some
+    more seconds of processor time, whatever the process is doing then.
+    """
+
+    def __init__(self, folder, checkpoints, seconds=0.0):
+        super().__init__(folder)
+        self.left, self.seconds = checkpoints, seconds
+
+    def save_checkpoint(self, checkpoint, log):
+        if self.left == 0:
+            if not self.seconds:
+                os.kill(os.getpid(), signal.SIGKILL)
+            # The timer's signal ends the process as SIGKILL does: no code of ours sees it.
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, self.seconds)
+        self.left -= 1
+        super().save_checkpoint(checkpoint, log)
+
+
+def _execute(folder, checkpoints, seconds):
     torch.set_num_threads(1)
-    execute(Run(folder), {}, checkpoint_seconds=0.02)
+    execute(Doomed(folder, checkpoints, seconds), {}, checkpoint_seconds=0.01)
 
 
 @pytest.mark.parametrize(
@@ -38,38 +60,14 @@ def test_a_run_killed_repeatedly_ends_with_the_same_numbers(tmp_path, processes,
     execute(undisturbed, {})
     run = folder_of(Store(tmp_path / "disturbed"), make_spec(**spec))
     chance = random.Random(0)
-    killed = 0
-    while run.result() is None:
-        child = processes.Process(target=_execute, args=(run.folder,))
+    for checkpoints in [2] * kills + [-1]:
+        seconds = chance.uniform(0.001, 0.03)
+        child = processes.Process(target=_execute, args=(run.folder, checkpoints, seconds))
         child.start()
-        if killed < kills:
-            child.join(chance.uniform(0.1, 0.5))
-            if child.is_alive():
-                os.kill(child.pid, signal.SIGKILL)
-                killed += 1
         child.join()
-    assert killed == kills, (
-        "the run ended before it was killed often enough: give it a larger budget"
-    )
+        assert child.exitcode == (0 if checkpoints < 0 else -signal.SIGPROF)
     assert numbers(run) == numbers(undisturbed)
     assert run.is_sound()
-
-
-class Doomed(Run):
-    """Execute a run until it has written some checkpoints, then kill its process.
-
-    The kill comes before the next checkpoint, one back-propagation after the last.
-    """
-
-    def __init__(self, folder, checkpoints):
-        super().__init__(folder)
-        self.left = checkpoints
-
-    def save_checkpoint(self, checkpoint, log):
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.left -= 1
-        super().save_checkpoint(checkpoint, log)
 
 
 def _execute_images(small, folder, checkpoints):

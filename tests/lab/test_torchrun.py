@@ -14,6 +14,7 @@ import torch
 
 from processes import PATIENCE
 from specs import make_spec
+from steptuned.lab import terminal
 from steptuned.lab.driver import Driver
 from steptuned.lab.engine import TorchrunEngine, WorkerConfig
 from steptuned.lab.experiment import load
@@ -21,6 +22,7 @@ from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.ranks import Ranks, Torchrun
 from steptuned.lab.run import folder_of
 from steptuned.lab.store import Store
+from test_cli import inside
 from test_store import numbers
 
 HERE = Path(__file__).parent
@@ -254,32 +256,18 @@ def test_what_ranks_cannot_share_is_refused_in_one_sentence(tmp_path, small):
     )
 
 
-def test_options_that_conflict_with_torchrun_are_refused_by_the_lead_only(tmp_path, files):
-    environment = {
-        **os.environ,
-        "TORCHELASTIC_RUN_ID": "x",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
+def test_options_that_conflict_with_torchrun_are_refused_by_the_lead_only(
+    tmp_path, files, monkeypatch
+):
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    for console in (terminal.console, terminal.errors):
+        monkeypatch.setattr(console, "quiet", console.quiet)
     said = []
     for rank in "01":
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "steptuned",
-                "run",
-                files[0],
-                "--jobs",
-                "2",
-                "--out",
-                tmp_path / "out",
-            ],
-            env={**environment, "RANK": rank, "LOCAL_RANK": rank},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        done = inside("run", files[0], "--jobs", "2", "--out", tmp_path / "out")
         assert done.returncode == 1
         said.append(done.stderr)
     assert "leave out --jobs and --dask" in " ".join(said[0].split())

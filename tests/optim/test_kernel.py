@@ -384,30 +384,33 @@ def test_a_parameter_whose_memory_changes_is_followed(change, off):
 
 # ---------------------------------------------------------------------------------------- the cache
 
-STATUS = "import steptuned; print(*steptuned.kernel_status())"
 
-
-def start(cache, **environment):
-    command = [sys.executable, "-c", STATUS]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def _load_at_once(cache, all_started, said):
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    os.environ.pop("STEPTUNED_KERNEL", None)
+    kernel._load.cache_clear()  # it was loaded to import this file
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    all_started.wait(PATIENCE)
+    sys.exit(not steptuned.kernel_status().active)
 
 
 def libraries(cache):
     return sorted((Path(cache) / "steptuned" / "kernel").iterdir())
 
 
-def test_eight_processes_that_start_at_once_leave_one_whole_file(tmp_path):
-    processes = [start(tmp_path) for _ in range(8)]
-    for process in processes:
-        said, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, errors
-        assert said.startswith("True"), said
-        assert not errors
-    assert [path.suffix for path in libraries(tmp_path)] == [".so"]
-    assert stat.S_IMODE((tmp_path / "steptuned" / "kernel").stat().st_mode) == 0o700
+def test_eight_processes_that_start_at_once_leave_one_whole_file(tmp_path, processes):
+    cache, all_started = tmp_path / "cache", processes.Barrier(8)
+    said = [tmp_path / f"{i}.txt" for i in range(8)]
+    children = [
+        processes.Process(target=_load_at_once, args=(cache, all_started, path)) for path in said
+    ]
+    for child in children:
+        child.start()
+    for child, path in zip(children, said, strict=True):
+        child.join(PATIENCE)
+        assert (child.exitcode, path.read_text()) == (0, "")
+    assert [path.suffix for path in libraries(cache)] == [".so"]
+    assert stat.S_IMODE((cache / "steptuned" / "kernel").stat().st_mode) == 0o700
 
 
 @pytest.fixture
