@@ -401,6 +401,15 @@ def test_claim_8(tmp_path, names, worse, verdict):
         assert "below SGD on (d) (e) (f)" in judgement.measured
 
 
+def test_a_scale_with_too_few_problems_is_named(tmp_path):
+    networks(tmp_path, SIX)
+    networks(tmp_path, SIX[4:], scale="short")
+    judgement = judgement_of(tmp_path, 8)
+    assert (judgement.verdict, judgement.scales) == ("reproduced", ("small",))
+    expected = "; short: not judged, (e) (f) have the runs; 4 of the six problems are needed"
+    assert judgement.measured.endswith(expected)
+
+
 def test_a_claim_about_several_problems_is_as_certain_as_the_least_certain_of_them(tmp_path):
     networks(tmp_path, SIX[1:])
     networks(tmp_path, SIX[:1], seeds=(1, 2, 3))

@@ -256,6 +256,12 @@ def test_damage_is_reported_in_one_sentence(packed, tmp_path):
     shutil.copy(path, packed / "other.parquet")
     with pytest.raises(EvidenceError, match=r"other\.parquet is not in MANIFEST\.json"):
         verify(packed)
+    (packed / "other.parquet").unlink()
+    manifest = json.loads((packed / "MANIFEST.json").read_text())
+    manifest["files"]["small-paper.parquet"]["rows"] += 1
+    (packed / "MANIFEST.json").write_text(json.dumps(manifest))
+    with pytest.raises(EvidenceError, match="does not have the number of rows that is in MANIFEST"):
+        verify(packed)
 
 
 def test_a_log_that_was_edited_is_not_packed(store, tmp_path):

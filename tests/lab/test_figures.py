@@ -240,7 +240,7 @@ def test_the_figure_of_gamma_shows_sgd_and_step_tuned_where_controls_have_no_run
     page = tmp_path / "results.md"
     results.write(tmp_path / "out", page, "steptuned results out --to results.md")
     text = page.read_text()
-    assert "![gamma and its controls at scale short](figures/gamma-short.png)" in text
+    assert "![gamma at scale short](figures/gamma-short.png)" in text
     assert "(the controls of figure-4a have not been run)" in text
     assert "constant gammas" not in text
     data = (tmp_path / "figures" / "gamma-short.json").read_text()

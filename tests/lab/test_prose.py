@@ -8,7 +8,7 @@ from steptuned.lab import paired_runs
 from steptuned.lab.claims.judging import TUNED
 from steptuned.lab.claims.verdicts import judge
 from steptuned.lab.measures import BY_KEY
-from steptuned.lab.paired_runs import PairedRuns, Pairs
+from steptuned.lab.paired_runs import PairedAtScales, PairedRuns, Pairs
 from steptuned.lab.report import prose, results, tables
 from steptuned.lab.store import Store
 
@@ -46,7 +46,7 @@ def test_sentences_compare_the_methods_pairwise_and_describe_gamma(store):
     runs = PairedRuns(store, "short")
     against, gamma, ends = prose.sentences(runs.outcome("figure-6f"), runs)
     assert against.startswith(
-        "The final plain training loss of Step-Tuned SGD is below SGD's in 5 of 5 seeds (median "
+        "The final plain training loss of Step-Tuned SGD is below SGD's in all 5 seeds (median "
         "ratio 0."
     )
     assert against.endswith("p = 0.031).")
@@ -84,7 +84,7 @@ def test_the_full_batch_methods_are_told_by_when_they_come_near_j_star(tmp_path,
     near, ends = prose.sentences(runs.outcome("figure-2"), runs)
     assert near == (
         "J comes within 0.1 of J* in 5 of 5 seeds with Algorithm 1 (median 20 back-propagations), "
-        "in 5 of 5 with BB with absolute values (30), in 5 of 5 with Armijo (40), "
+        "in 5 of 5 with BB with absolute values (30), in 5 of 5 with Armijo (40) and "
         "in 5 of 5 with Gradient descent (50)."
     )
     assert ends == (
@@ -105,12 +105,12 @@ def test_instances_are_told_by_how_many_algorithm_1_wins(tmp_path, monkeypatch):
     assert near == (
         "J comes within 0.1 of J* in 20 of 20 instances with Algorithm 1 (median 20 "
         "back-propagations), in 20 of 20 with BB with absolute values (30), in 20 of 20 with "
-        "Gradient descent (50), in 0 of 20 with Armijo; the medians cover only the instances that "
-        "reach it."
+        "Gradient descent (50) and in 0 of 20 with Armijo; the medians cover only the instances "
+        "that reach it."
     )
     assert sooner == (
         "Algorithm 1 gets there sooner than Gradient descent on 12 of 20 instances, than BB with "
-        "absolute values on 12 of 20, than Armijo on 20 of 20. Instances on which neither gets "
+        "absolute values on 12 of 20 and than Armijo on 20 of 20. Instances on which neither gets "
         "there do not count as sooner."
     )
 
@@ -142,7 +142,7 @@ def test_methods_without_finished_seeds_are_named(tmp_path, monkeypatch):
     ends, missing = prose.sentences(runs.outcome("figure-4d"), runs)[-2:]
     assert "has the lowest mean plain training loss at the end" in ends
     assert "Step-Tuned" not in ends, "one seed is too few"
-    assert missing == "Incomplete: Step-Tuned SGD (1 of 5 seeds). Not run: Adam."
+    assert missing == "Incomplete: Step-Tuned SGD (1 of 5 seeds). Without reported seeds: Adam."
 
 
 def test_shares_are_weighted_by_the_iterations_between_records():
@@ -154,19 +154,87 @@ def test_shares_are_weighted_by_the_iterations_between_records():
     assert at_lower == pytest.approx(0.1)
 
 
-def test_few_and_many_images_are_compared_if_both_were_run(store):
+def test_the_early_raw_gamma_is_that_of_most_iterations_and_not_of_most_records():
+    """Records are log-spaced in the first tenth of a run."""
+    shares = {"at lower": 0.0, "at upper": 0.0, "negative curvature": 0.0}
+    early = [(1, 9.0), (2, 8.0), (4, 7.0), (8, 6.0), (60, 3.0), (100, 2.0)]
+    late = [(900, 0.5), (950, 0.4), (1000, 0.3)]
+    records = [{"bp": bp, "raw gamma median": raw, **shares} for bp, raw in early + late]
+    assert prose._tuning_of_run(records)[1] == [3.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "expected"),
+    [
+        ([3.0, 1.0, 2.0], [1.0, 1.0, 1.0], 2.0),
+        ([3.0, 1.0, 2.0], [5.0, 1.0, 1.0], 3.0),
+        ([1.0, np.nan, 2.0], [1.0, 9.0, 3.0], 2.0),
+        ([np.nan], [1.0], np.nan),
+    ],
+)
+def test_the_weighted_median(values, weights, expected):
+    found = prose.weighted_median(np.array(values), np.array(weights))
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+def found_at(at, scales):
+    """Gamma of Step-Tuned SGD at these scales."""
     found = []
-    for scale in ("short", "small"):
-        runs = PairedRuns(store, scale)
-        group = next(
-            g for g in runs.outcome("figure-6f").groups if g.entry.name == "step-tuned-sgd"
-        )
-        found.append(("figure-6f", scale, prose.tuning_of(group, runs.results)))
-    (said,) = prose.few_and_many(found)
+    for scale in scales:
+        outcome = at[scale].outcome("figure-6f")
+        group = next(g for g in outcome.groups if g.entry.name == TUNED)
+        found.append((outcome, prose.tuning_of(group, at[scale].results)))
+    return found
+
+
+def test_few_and_many_images_are_compared_if_both_were_run(store):
+    at = PairedAtScales(store)
+    (said,) = prose.few_and_many(found_at(at, ("short", "small")), at)
     assert said.startswith(
-        "figure-6f: with all images and a tenth of the epochs, gamma is inside its bounds in 50%"
+        "**figure-6f.** With 50,000 training images, 30 epochs, 5 seeds, gamma was inside its "
+        "bounds [0.5, 2] in 50% of the iterations, at the lower bound in 50%"
     )
-    assert prose.few_and_many(found[:1]) == []
+    assert "With 5,000 training images, 300 epochs, 5 seeds, gamma was inside its bounds" in said
+    assert (
+        "relative to SGD's: median ratio 0.555 [0.554, 0.556], p = 0.031, and median ratio" in said
+    )
+    assert said.endswith("The two scales agree on which of the two methods ends lower.")
+    assert prose.few_and_many(found_at(at, ("short",)), at) == []
+
+
+def test_few_and_many_images_may_disagree(tmp_path, monkeypatch):
+    monkeypatch.setattr(paired_runs, "experiment_named", OnePointGrids(seeds=5))
+
+    def other(spec):
+        more = {"plain loss": lambda share: 1.0 if spec.method == "sgd" else 2.0}
+        return [
+            {**own, **changed}
+            for own, changed in zip(
+                tuned_records(spec), records_of(spec, lambda share: 1.0, **more), strict=True
+            )
+        ]
+
+    fill(tmp_path, "figure-6f", tuned_records, "short")
+    fill(tmp_path, "figure-6f", other, "small")
+    at = PairedAtScales(tmp_path)
+    (said,) = prose.few_and_many(found_at(at, ("short", "small")), at)
+    assert said.endswith("The two scales disagree on which of the two methods ends lower.")
+
+
+def test_medians_are_told_where_they_have_another_order_than_means(tmp_path, monkeypatch):
+    monkeypatch.setattr(paired_runs, "experiment_named", OnePointGrids(seeds=5))
+    ends = {"sgd": 0.2, "rmsprop": 0.16, "adam": 0.15, TUNED: 0.1}
+
+    def records(spec):
+        end = 2.0 if (spec.method, spec.seed) == (TUNED, 5) else ends[spec.method]
+        return records_of(spec, lambda share: end)
+
+    fill(tmp_path, "figure-6f", records, "short")
+    runs = PairedRuns(tmp_path, "short")
+    assert prose.sentences(runs.outcome("figure-6f"), runs)[-1] == (
+        "Adam has the lowest mean J at the end (0.15), and Step-Tuned SGD the highest (0.48). "
+        "Step-Tuned SGD has the lowest median (0.1), and SGD the highest (0.2)."
+    )
 
 
 def test_the_readme_and_the_package_contain_the_verdicts(store):
@@ -174,7 +242,7 @@ def test_the_readme_and_the_package_contain_the_verdicts(store):
     readme = "# Title\n\n<!-- verdicts -->\nold\n<!-- end of verdicts -->\n\nThe rest.\n"
     new = results.with_verdicts(readme, judged)
     assert "old" not in new
-    told = "Of the paper's 16 claims: 16 not run. Of the other 5 claims: 5 not run."
+    told = "Of the paper's 16 claims: 16 not run. Of our own 5 claims: 5 not run."
     assert new.startswith(f"# Title\n\n<!-- verdicts -->\n\n{told}\n")
     assert new.endswith("<!-- end of verdicts -->\n\nThe rest.\n")
     assert results.with_verdicts(new, judged) == new

@@ -25,7 +25,7 @@ def made(tmp_path_factory):
     command = "steptuned results evidence --to docs/results.md"
     page, verdicts = folder / "docs" / "results.md", folder / results.PUBLISHED
     with opened(EVIDENCE) as store, pytest.MonkeyPatch.context() as patch:
-        # The tests compare the numbers of the figures. The pictures take about half of the time.
+        # The tests compare the numbers of the figures. The pictures only take time.
         patch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).touch())
         results.write(store, page, command, folder / "README.md", verdicts)
     return folder
@@ -38,7 +38,7 @@ def test_the_results_page_matches_the_evidence(made):
 def test_every_figure_is_described_in_words(made):
     """Each picture of an experiment is followed by two to four sentences for each panel."""
     text = (made / "docs" / "results.md").read_text()
-    sections = text.split("\n### ")[1:]
+    sections = [section for section in text.split("\n### ")[1:] if "![" in section]
     assert len(sections) > 5
     for section in sections:
         told = [

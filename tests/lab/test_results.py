@@ -167,7 +167,7 @@ def test_a_figure_comes_before_its_instances_and_continuations(tmp_path, monkeyp
 
 def test_environments_are_told_once_with_their_text_and_where_runs_were_resumed():
     (said,) = provenance.sentences([{"python": "3", "text": "abc"}] * 2)
-    assert "Python 3 with the text abc, " in said
+    assert "Python 3, text with checksum abc, " in said
     (said,) = provenance.sentences([{"python": "3"}, {}])
     assert "text" not in said
     first = {"steptuned": "1", "commit": "a", "python": "3", "threads": 1}

@@ -280,6 +280,8 @@ def verify(folder: Path) -> dict[str, Any]:
                 f"{path} is not the file that was packed: "
                 f"its SHA-256 differs from the one in {MANIFEST}"
             )
+        if "rows" in entry and pyarrow.parquet.read_metadata(path).num_rows != entry["rows"]:
+            raise EvidenceError(f"{path} does not have the number of rows that is in {MANIFEST}")
     stray = sorted(
         path.name for path in folder.glob("*.parquet") if path.name not in manifest["files"]
     )

@@ -62,6 +62,10 @@ class Finding:
     """For a claim about several problems, those it was judged on, such as "(a) of two"."""
 
 
+class TooFewProblems(MissingRuns):
+    """Some of the problems that a claim is about have their runs, but not enough of them."""
+
+
 Judge = Callable[[PairedRuns, Mapping[str, float], str], Finding]
 """Takes the runs of a scale, the thresholds of the criterion and a measure of the training loss."""
 

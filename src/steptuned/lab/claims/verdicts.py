@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from steptuned.lab.claims.criteria import criteria_hash
-from steptuned.lab.claims.judging import Claim, Compared, Finding
+from steptuned.lab.claims.judging import Claim, Compared, Finding, TooFewProblems
 from steptuned.lab.discovery import modules_of
 from steptuned.lab.paired_runs import MissingRuns, PairedAtScales, PairedRuns
 
@@ -95,7 +95,7 @@ def judge(
 
 def _judge(claim: Claim, scales: list[PairedRuns]) -> Judgement:
     findings: list[Finding] = []
-    missing, other = [], 0
+    missing, too_few, other = [], [], 0
     limits = claim.criterion.thresholds
     for runs in scales:
         runs.used.clear()
@@ -103,6 +103,8 @@ def _judge(claim: Claim, scales: list[PairedRuns]) -> Judgement:
             found = [claim.judge(runs, limits, measure) for measure in claim.measures]
         except MissingRuns as reason:
             missing.append(f"{runs.scale}: {reason}")
+            if isinstance(reason, TooFewProblems):
+                too_few.append(f"{runs.scale}: not judged, {reason}")
             continue
         for finding, measure in zip(found, claim.measures, strict=True):
             findings.append(
@@ -111,7 +113,9 @@ def _judge(claim: Claim, scales: list[PairedRuns]) -> Judgement:
         other += sum(map(is_of_other_criteria, runs.used.values()))
     if not findings:
         return Judgement("not run", f"runs missing ({'; '.join(missing)})")
-    return replace(combine(findings), other_criteria=other)
+    judgement = combine(findings)
+    measured = "; ".join([judgement.measured, *too_few])
+    return replace(judgement, measured=measured, other_criteria=other)
 
 
 def is_of_other_criteria(environment: Any) -> bool:

@@ -162,11 +162,13 @@ MATHEMATICS = {"grad J": "∇J", "theta_j": "θⱼ", "^2": "²"}
 
 def headline(figure: Figure, title: str, outcomes: list[Outcome]) -> None:
     """The title of the whole figure, with its scale if that is smaller than the paper's."""
-    notes = {
-        "paper": "",
-        "short": " (short scale: networks learn in fewer epochs than at scale paper)",
-    }
     scale = outcomes[0].experiment.scale
+    notes = {"paper": ""}
+    if all(PROBLEMS[o.experiment.problem].things == "training images" for o in outcomes):
+        notes |= {
+            "short": " (short scale: all images, a tenth of the epochs of scale paper)",
+            "small": " (small scale: a part of the images, all epochs of scale paper)",
+        }
     smaller = f" ({scale} scale: fewer data, a smaller grid or a smaller budget than scale paper)"
     for plain, symbol in MATHEMATICS.items():
         title = title.replace(plain, symbol)

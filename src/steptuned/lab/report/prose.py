@@ -1,16 +1,17 @@
 """What a figure shows, in two or three sentences, computed from the runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steptuned.lab.claims.judging import TUNED
-from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedRuns
+from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedAtScales, PairedRuns
 from steptuned.lab.rate import rate_of
-from steptuned.lab.report.figures import first_instance
+from steptuned.lab.report.figures import first_instance, size_of
 from steptuned.lab.report.gamma import bounds_of, is_fixed
 from steptuned.lab.report.instances import Table as Numbers
 from steptuned.lab.report.instances import back_propagations_to_level, compare, ends, never
@@ -20,6 +21,7 @@ from steptuned.lab.search import Group, Outcome, first_below
 from steptuned.lab.statistics import Comparison, compare_ratios
 
 WORDS = {"plain loss": "plain training loss", "loss": "J"}
+Array = NDArray[np.float64]
 TENTH = 0.1
 ALGORITHM_1 = "step-tuned-gd"
 
@@ -59,20 +61,30 @@ def tuning_of(group: Group, results: Results) -> Tuning | None:
 def _tuning_of_run(records: list[dict[str, Any]]) -> tuple[list[float], list[float]] | None:
     """Shares at the bounds and of negative curvature, and the raw gamma early and late.
 
-    The last record of a run that diverged may be without any measurement, and so without raw gamma.
+    Records are not evenly spaced, so each counts for the iterations since the one before. The last
+    record of a run that diverged may be without any measurement, and so without raw gamma.
     """
     told = [record for record in records if {"at lower", "raw gamma median"} <= record.keys()]
     if not told:
         return None
     bp = np.array([record["bp"] for record in told], dtype=float)
-    # Records are not evenly spaced, so each counts for the iterations since the one before.
     weights = np.diff(bp, prepend=0.0)
     keys = ("at lower", "at upper", "negative curvature")
     shares = [float(np.average([record[key] for record in told], weights=weights)) for key in keys]
     raw = np.array([record["raw gamma median"] for record in told], dtype=float)
-    early = raw[bp <= max(TENTH * bp[-1], bp[0])]
-    late = raw[bp >= (1 - TENTH) * bp[-1]]
-    return shares, [float(np.nanmedian(early)), float(np.nanmedian(late))]
+    early, late = bp <= max(TENTH * bp[-1], bp[0]), bp >= (1 - TENTH) * bp[-1]
+    return shares, [weighted_median(raw[part], weights[part]) for part in (early, late)]
+
+
+def weighted_median(values: Array, weights: Array) -> float:
+    """The smallest value that, with all smaller ones, has half of the weight. NaN is left out."""
+    known = ~np.isnan(values)
+    values, weights = values[known], weights[known]
+    if not len(values):
+        return math.nan
+    order = np.argsort(values)
+    total = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(total, total[-1] / 2)])
 
 
 def sentences(outcome: Outcome, runs: PairedRuns) -> list[str]:
@@ -89,35 +101,45 @@ def sentences(outcome: Outcome, runs: PairedRuns) -> list[str]:
         tuned = [group for group in outcome.groups if group.entry.name == TUNED]
         said = [against]
         said += [gamma_of(group, results) for group in tuned if experiment.instances == 1]
-        if not against or len(experiment.entries) > 2:
+        if not against or len({group.entry.name for group in outcome.groups}) > 2:
             said.append(_ends(outcome, results, measure))
     said += [_diverged(outcome, results), _unfinished(outcome, results)]
     return [sentence for sentence in said if sentence]
 
 
 def _ends(outcome: Outcome, results: Results, measure: str) -> str:
-    """Which method ends lowest and which highest, of those with enough seeds."""
-    if outcome.experiment.instances > 1:
-        middle, numbers = "median", ends(outcome, results)
-        values = {name: [v for v in of if v is not None] for name, of in numbers.items()}
-        means = {name: float(np.median(of)) for name, of in values.items() if of}
-    else:
-        middle = "mean"
-        finals = {group.entry.name: finals_of(group, results) for group in outcome.groups}
-        diverged = {g.entry.name for g in outcome.groups if diverged_seeds(g, results)}
-        means = {
-            name: float(np.mean([final[measure] for final in of]))
-            for name, of in finals.items()
-            if len(of) >= FEWEST["seeds"] and measure in of[0] and name not in diverged
-        }
-    if len(means) < 2:
+    """Which method ends lowest and which highest, of those with enough seeds.
+
+    By the mean of the seeds, as in the tables. The thick lines of the figures are medians, so if
+    those have another order, they are told too.
+    """
+    middles = ["median"] if outcome.experiment.instances > 1 else ["mean", "median"]
+    values = _end_values(outcome, results, measure)
+    if len(values) < 2:
         return ""
     labels = {group.entry.name: group.entry.label for group in outcome.groups}
-    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    return (
-        f"{labels[low]} has the lowest {middle} {WORDS[measure]} at the end ({means[low]:.4g}), "
-        f"and {labels[high]} the highest ({means[high]:.4g})."
-    )
+    said: dict[tuple[str, str], str] = {}
+    for middle in middles:
+        at = {name: float(getattr(np, middle)(of)) for name, of in values.items()}
+        low, high = min(at, key=at.__getitem__), max(at, key=at.__getitem__)
+        told = f"{labels[low]} has the lowest {middle}"
+        told += f" {WORDS[measure]} at the end ({at[low]:.4g})" if not said else f" ({at[low]:.4g})"
+        said.setdefault((low, high), f"{told}, and {labels[high]} the highest ({at[high]:.4g}).")
+    return " ".join(said.values())
+
+
+def _end_values(outcome: Outcome, results: Results, measure: str) -> dict[str, list[float]]:
+    """The final values of each method that can be ranked, over instances or seeds."""
+    if outcome.experiment.instances > 1:
+        found = {n: [v for v in of if v is not None] for n, of in ends(outcome, results).items()}
+        return {name: of for name, of in found.items() if of}
+    finals = {group.entry.name: finals_of(group, results) for group in outcome.groups}
+    diverged = {g.entry.name for g in outcome.groups if diverged_seeds(g, results)}
+    return {
+        name: [final[measure] for final in of]
+        for name, of in finals.items()
+        if len(of) >= FEWEST["seeds"] and measure in of[0] and name not in diverged
+    }
 
 
 def _diverged(outcome: Outcome, results: Results) -> str:
@@ -143,7 +165,7 @@ def _unfinished(outcome: Outcome, results: Results) -> str:
             else:
                 absent.append(group.entry.label)
     told = [f"Incomplete: {'; '.join(lacking)}."] if lacking else []
-    told += [f"Not run: {'; '.join(absent)}."] if absent else []
+    told += [f"Without reported seeds: {'; '.join(absent)}."] if absent else []
     return " ".join(told)
 
 
@@ -171,7 +193,14 @@ def _near_star(outcome: Outcome, results: Results) -> str:
         told.append(f"in {share} with {labels[name]}{after}")
     incomplete = any(len(reached[name]) < len(times[name]) for name in times)
     over = f"; the medians cover only the {kind} that reach it" if incomplete else ""
-    return f"J comes within {outcome.experiment.selection.within:g} of J* {', '.join(told)}{over}."
+    within = f"J comes within {outcome.experiment.selection.within:g} of J*"
+    return f"{within} {listed(told)}{over}."
+
+
+def listed(items: Sequence[str]) -> str:
+    """Items with commas, and "and" before the last one."""
+    *others, last = items
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _seeds_to_level(outcome: Outcome, results: Results) -> Numbers:
@@ -200,7 +229,7 @@ def _sooner(outcome: Outcome, results: Results) -> str:
     told = [f"than {labels[other]} on {c.wins} of {c.instances}" for other, c in counts]
     told[0] += " instances"
     return (
-        f"{labels[ALGORITHM_1]} gets there sooner {', '.join(told)}. Instances on which neither "
+        f"{labels[ALGORITHM_1]} gets there sooner {listed(told)}. Instances on which neither "
         "gets there do not count as sooner."
     )
 
@@ -239,8 +268,10 @@ def against_sgd(outcome: Outcome, runs: PairedRuns, measure: str) -> str:
     except MissingRuns:
         return ""
     c = compare_ratios(tuned, sgd)
+    where = "on" if pairs.kind == "instances" else "in"
+    which = {c.n: f"all {c.n}", 0: f"none of the {c.n}"}.get(c.wins, f"{c.wins} of {c.n}")
     return (
-        f"The final {WORDS[measure]} of Step-Tuned SGD is below SGD's in {c.wins} of {c.n} "
+        f"The final {WORDS[measure]} of Step-Tuned SGD is below SGD's {where} {which} "
         f"{pairs.kind} ({ratio(c)})."
     )
 
@@ -253,28 +284,50 @@ def ratio(c: Comparison) -> str:
 def gamma_of(group: Group, results: Results) -> str:
     """A sentence on where gamma was, and how the raw gamma changed."""
     tuning = tuning_of(group, results)
-    if tuning is None:
-        return ""
+    return f"Gamma of {group.entry.label} {_where(tuning)}." if tuning else ""
+
+
+def _where(tuning: Tuning) -> str:
     m, M = tuning.bounds
     return (
-        f"Gamma of {group.entry.label} was inside its bounds [{m:g}, {M:g}] in "
-        f"{tuning.inside:.0%} of the iterations, at the lower bound in {tuning.at_lower:.0%} and "
-        f"at the upper bound in {tuning.at_upper:.0%}; the median raw gamma was {tuning.early:.3g} "
-        f"in the first tenth of the run and {tuning.late:.3g} in the last."
+        f"was inside its bounds [{m:g}, {M:g}] in {tuning.inside:.0%} of the iterations, at the "
+        f"lower bound in {tuning.at_lower:.0%} and at the upper bound in {tuning.at_upper:.0%}; "
+        f"the median raw gamma was {tuning.early:.3g} in the first tenth of the run and "
+        f"{tuning.late:.3g} in the last"
     )
 
 
-def few_and_many(found: Sequence[tuple[str, str, Tuning]]) -> list[str]:
-    """For each experiment that ran with all images and with a tenth of them: how gamma differs."""
-    at = {(name, scale): tuning for name, scale, tuning in found}
+def few_and_many(found: Iterable[tuple[Outcome, Tuning]], at: PairedAtScales) -> list[str]:
+    """For each problem that ran with all images and with a tenth of them: what is different."""
+    known = {(o.experiment.name, o.experiment.scale): (o, tuning) for o, tuning in found}
     said = []
-    for name in dict.fromkeys(name for name, _, _ in found):
-        many, few = at.get((name, "short")), at.get((name, "small"))
-        if many and few:
-            said.append(
-                f"{name}: with all images and a tenth of the epochs, gamma is inside its bounds in "
-                f"{many.inside:.0%} of the iterations, and the raw gamma ends at {many.late:.3g}. "
-                f"With a tenth of the images and all epochs, these are {few.inside:.0%} and "
-                f"{few.late:.3g}."
-            )
+    for name in dict.fromkeys(name for name, _ in known):
+        both = [known[name, scale] for scale in ("short", "small") if (name, scale) in known]
+        if len(both) == 2:
+            told = [f"With {size_of(o.experiment)}, gamma {_where(tuning)}." for o, tuning in both]
+            said.append(f"**{name}.** {' '.join([*told, _relative_to_sgd(both, at)])}".strip())
     return said
+
+
+def _relative_to_sgd(both: Sequence[tuple[Outcome, Tuning]], at: PairedAtScales) -> str:
+    """The final losses of Step-Tuned SGD and SGD at two scales, and whether the scales agree."""
+    measures = {measure_of(o, at[o.experiment.scale].results) for o, _ in both}
+    if len(measures) > 1:
+        return ""
+    (measure,) = measures
+    found = []
+    for outcome, _ in both:
+        runs, name = at[outcome.experiment.scale], outcome.experiment.name
+        try:
+            pairs = runs.pairs((TUNED, "sgd"), name)
+            values = [runs.finals(name, entry, pairs, measure) for entry in (TUNED, "sgd")]
+        except MissingRuns:
+            return ""
+        found.append(compare_ratios(*values))
+    sides = {c.median < 1 for c in found}
+    many, few = found
+    return (
+        f"The final {WORDS[measure]} of Step-Tuned SGD relative to SGD's: {ratio(many)}, and "
+        f"{ratio(few)}. The two scales {'agree' if len(sides) == 1 else 'disagree'} on which of "
+        "the two methods ends lower."
+    )

@@ -48,7 +48,7 @@ def _grouped(environments: Iterable[Environment]) -> list[str]:
     for e in environments:
         keys = ("torch", "python", "cpu", "device", "threads")
         torch, python, cpu, device, threads = (e.get(key, "?") for key in keys)
-        text = f" with the text {e['text']}" if "text" in e else ""
+        text = f", text with checksum {e['text']}" if "text" in e else ""
         thread = f"{threads} thread{'s' * (threads != 1)}"
         rest = f"torch {torch}, Python {python}{text}, {cpu}, {device}, {thread}"
         commits.setdefault(rest, {})[f"{e.get('steptuned', '?')} ({e.get('commit', '?')})"] = None

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from steptuned.lab import timing
 from steptuned.lab.claims.judging import PAPERS, TUNED, Claim
 from steptuned.lab.claims.verdicts import Judgement, as_data, judge
 from steptuned.lab.experiment import Experiment
@@ -38,7 +39,10 @@ LEGEND = (
 WORDS = " ".join(
     (
         "On this page, J is the training loss with its regularization, and the plain loss is the "
-        "training loss without it. The problems are those of the paper's Table 1:",
+        "training loss without it; J* is the lowest J that any method found. Gamma is the factor "
+        "by which Step-Tuned SGD multiplies lr: the raw gamma, measured from the curvature, "
+        "limited to the bounds m and M, or nu where the curvature is negative "
+        "([equations](how-it-works.md)). The problems are those of the paper's Table 1:",
         "; ".join(f"({letter}) {row['title']}" for letter, row in TABLE_1.items()) + ".",
         "Experiments at scale `paper` have the paper's sizes. At scale `short`, networks see all "
         "images for a tenth of the epochs; at scale `small`, a tenth of the images for all epochs. "
@@ -169,7 +173,7 @@ def tally(judged: list[tuple[Claim, Judgement]]) -> str:
 def tally_of(of_claims: Mapping[int, str]) -> str:
     """The same of verdicts by the numbers of their claims."""
     told = []
-    for whose, is_the_papers in (("the paper's", True), ("the other", False)):
+    for whose, is_the_papers in (("the paper's", True), ("our own", False)):
         verdicts = [v for number, v in of_claims.items() if (number <= PAPERS) == is_the_papers]
         counts = [f"{verdicts.count(v)} {v}" for v in SYMBOLS if v in verdicts]
         if verdicts:
@@ -253,26 +257,29 @@ def _gamma(page: Page) -> list[str]:
                 ]
                 row += [f"{tuning.early:.3g}", f"{tuning.late:.3g}"]
                 # The controls share runs with a figure, which has the same row.
-                if name not in CONTROLS or CONTROLS[name] not in names:
-                    table.rows.append(row)
-                if group.entry.name == TUNED:
-                    found.append((name, section.scale, tuning))
+                if name in CONTROLS and CONTROLS[name] in names:
+                    continue
+                table.rows.append(row)
+                if group.entry.name == TUNED and _has_images(outcome.experiment):
+                    found.append((outcome, tuning))
     if not table.rows:
         return []
     intro = (
-        "The raw gamma is the inverse of the curvature along the gradient. Inside the bounds the "
-        "method tunes its step; at a bound it is SGD with a constant factor and mini-batches used "
-        "twice."
+        "The raw gamma is the inverse of the curvature along the gradient, and nu where the "
+        "curvature is negative. Inside the bounds the method tunes its step; at a bound it is SGD "
+        "with a constant factor and mini-batches used twice."
     )
     about = (
         "Gamma of the winner of each grid search, over all iterations and seeds. Relative bounds "
         "limit the raw gamma divided by its running reference, not the raw gamma itself."
     )
+    few_and_many = prose.few_and_many(found, page.runs)
     return [
         "## What gamma does",
         intro,
         *_control_figure(page),
-        *prose.few_and_many(found),
+        *(["### Few and many images", *few_and_many] if few_and_many else []),
+        "### Where gamma was",
         about,
         table.markdown(),
     ]
@@ -287,13 +294,14 @@ def _control_figure(page: Page) -> list[str]:
             continue
         controls = [outcome for outcome in panels if outcome.experiment.name in CONTROLS]
         others = [o.experiment.name for o in panels if o not in controls]
-        what = "Gamma of Step-Tuned SGD and its effect on the loss"
+        title, what = "gamma", "Gamma of Step-Tuned SGD and its effect on the loss"
         if controls:
+            title = "gamma and its controls"
             what += ", compared with constant gammas, a finer grid for SGD, and SGD that uses each "
             what += "mini-batch twice"
         without = f" (the controls of {', '.join(others)} have not been run)" if others else ""
         parts.append(f"{what}, at scale {scale}{without}:")
-        parts.append(page.draw("gamma and its controls", panels, f"gamma-{scale}"))
+        parts.append(page.draw(title, panels, f"gamma-{scale}"))
         for outcome in panels:
             said = " ".join(prose.sentences(outcome, page.runs[scale]))
             parts += [f"**{outcome.experiment.name}.** {said}" if len(panels) > 1 else said]
@@ -363,14 +371,18 @@ def _section(page: Page, section: Section) -> list[str]:
 def _table_2(store: Path) -> list[str]:
     parts = []
     for (scale, where), timings in Timings(store).sets().items():
-        measured = {timing.problem for timing in timings}
+        measured = {one.problem for one in timings}
         missing = ", ".join(f"({letter})" for letter in TABLE_1 if letter not in measured)
         note = f" Not measured: {missing}." if missing else ""
-        made_in = [timing.environment for timing in timings]
+        made_in = [one.environment for one in timings]
         machine = " ".join(
             filter(None, [*provenance.sentences(made_in), provenance.other_criteria(made_in)])
         )
-        parts.append(f"## Table 2, scale {scale}, {where}\n\n{machine}{note}")
+        seconds = timing.SIZES[scale].seconds
+        length = "an epoch" if seconds is None else f"about {seconds:g} seconds"
+        size = "The problems have the paper's sizes. "
+        size += f"In each round, every method is timed for {length}, one after the other. "
+        parts.append(f"## Table 2, {where}\n\n{size}{machine}{note}")
         parts += [table.markdown() for table in tables.wall_clock(timings)]
     return parts
 
@@ -407,7 +419,7 @@ def _checking(page: Page) -> list[str]:
     ]
     open_ = ", ".join(str(claim.number) for claim, j in page.judged if j.verdict == "not run")
     parts = ["## The claims in detail", f"Not judged (runs missing): {open_ or 'none'}."]
-    parts += [table.markdown() for table in tables.claims(known)] if known else []
+    parts += [table.markdown() for table in tables.claims(page.judged)] if known else []
     parts += [table.markdown() for table in tables.profiles(page.runs)]
     environments = provenance.environments_of(
         [outcome for section in page.sections for outcome in section.panels], page.results
@@ -420,7 +432,7 @@ def _checking(page: Page) -> list[str]:
 
 FEW_PAIRS = (
     "With few pairs, a 95 % interval is narrower than its name says. An interval within the range "
-    "of n values contains their true median with a probability of at most 1 - 2^(1 - n): 75 % for "
+    "of n values contains the true median with a probability of at most 1 - 2^(1 - n): 75 % for "
     "n = 3, 94 % for n = 5."
 )
 CHECKING = """\

@@ -289,8 +289,8 @@ def _comparisons(judged: list[tuple[Claim, Judgement]]) -> Table:
         for one in j.comparisons:
             c = one.result
             row = [str(claim.number), one.what, one.scale, one.measure, f"{c.n} {one.pairs.kind}"]
-            row += [interval(c), f"{c.p:.2g}", f"{c.better:.0%}", "yes" if one.below else "no"]
-            table.rows.append(row)
+            test = [f"{c.p:.2g}", f"{c.better:.0%}", "yes" if one.below else "no"]
+            table.rows.append([*row, interval(c), *(test if one.is_test else [""] * 3)])
     return table
 
 
