@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pandas
+import pyarrow.parquet
 import pytest
 from matplotlib.figure import Figure
 
@@ -129,6 +130,26 @@ def test_every_published_figure_is_still_drawn_or_linked(made):
     for path in (DOCS / "figures").iterdir():
         linked = any(f"figures/{path.name})" in page for page in pages)
         assert path.name in made_now or linked, f"{path.name} is no longer drawn: delete it"
+
+
+def test_every_column_of_the_evidence_is_documented():
+    text = (DOCS / "reproducing.md").read_text().split("## The raw logs")[1]
+    told = {name for row in re.findall(r"^\|(.*?)\|", text, re.MULTILINE) for name in names(row)}
+    columns = {
+        column
+        for path in EVIDENCE.glob("*.parquet")
+        for column in pyarrow.parquet.read_schema(path).names
+    }
+    assert columns == told
+
+
+def names(row):
+    """The columns in the first cell of a row."""
+    found = re.findall(r"`([^`]+)`", row)
+    if "the same of" in row:
+        *quartiles, other = found
+        return [*quartiles, *(name.replace("gamma", other) for name in quartiles)]
+    return found
 
 
 def test_the_page_of_variants_says_of_text_what_the_logs_say():

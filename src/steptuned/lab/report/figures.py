@@ -299,7 +299,7 @@ def loss_test_gamma(name: str, outcomes: list[Outcome], results: Results) -> Fig
             title = textwrap.wrap(brief(f"{experiment.name}: {experiment.title}", 90), 64)
             title += [size_of(experiment)]
             title += [f"{METHODS[family].label} and variants"] if family else []
-            axes[0].set_title("\n".join([*title, note]), fontsize=8)
+            axes[0].set_title("\n".join([*title, *textwrap.wrap(note, 64)]), fontsize=8)
             axes[-1].set(xlabel=f"back-propagations ({per_epoch(part)} per epoch)")
         for same_row in zip(*drawn, strict=True):
             share_limits(same_row)
