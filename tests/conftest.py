@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+import torch
 
 # The tests start many processes that import the package: let them keep its compiled files.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -13,6 +14,10 @@ sys.dont_write_bytecode = False
 # The size of the terminal in which the tests are started must not change what they see.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+
+# Also in the processes that the tests start. With more, tiny networks are several times slower.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 LONGEST = (
     "test_torchrun",
@@ -47,3 +52,10 @@ def processes():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Undo what a test may have changed."""
+    yield
+    torch.set_num_threads(1)

@@ -3,19 +3,10 @@
 import random
 
 import pytest
-import torch
 
 import torture
 from sequences import fuzz
 from steptuned import rule
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-import torch
 
 import small_data
 
@@ -57,13 +56,3 @@ def _no_open_figures():
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    """Also in the processes that a test starts."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

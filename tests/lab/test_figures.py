@@ -111,7 +111,7 @@ def test_entries_without_runs_are_not_in_the_legend_and_hide_no_bands(tmp_path):
         group.specs.clear()
     axes = drawn(few, found)
     assert len(axes["raw gamma"].get_legend().texts) == 3
-    assert "not shown: 3 without runs" in axes["training loss J"].get_title()
+    assert "not shown: 3 without runs" in " ".join(axes["training loss J"].get_title().split())
     assert axes["training loss J"].collections, "bands, as for three methods"
 
 

@@ -13,8 +13,8 @@ from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.report.tables import wall_clock
-from steptuned.lab.table2 import PAPER, TIMED, Timing, Timings
-from steptuned.lab.timing import Clock, Size, measure
+from steptuned.lab.table2 import PAPER, TIMED, Size, Timing, Timings
+from steptuned.lab.timing import Clock, measure
 
 
 @pytest.fixture

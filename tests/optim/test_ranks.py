@@ -61,14 +61,6 @@ def results(tmp_path_factory):
     return read
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def alone(iterations=15, sizes=(6, 8, 7, 3), options=(), network=None, **kind):
     model = network or ranks.Network(sizes)
     return ranks.walk(model, ranks.make_optimizer(model, **dict(options)), iterations, **kind)

@@ -1,6 +1,8 @@
 """Tensors, groups and contexts that programs change around the optimizer, on every path."""
 
+import functools
 import os
+from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -90,6 +92,81 @@ def test_state_whose_memory_moves_is_found_where_it_is(elements, move):
         assert torch.equal(moved, still)
 
 
+@pytest.mark.parametrize("like", ["smaller", "bfloat16", "float64"])
+def test_nothing_is_written_beyond_a_G_whose_memory_was_replaced(like):
+    p = parameter(2_000)
+    opt = StepTunedSGD([p], lr=0.1)
+    iterate(opt, [p], 2)
+    G = opt.state[p]["G"]
+    whole = torch.full((4_000,), 7.0, dtype=getattr(torch, like, torch.float32))
+    G.data = whole[:10] if like == "smaller" else whole[:2_000]
+    if like == "smaller":
+        with pytest.raises(RuntimeError, match="size"):
+            iterate(opt, [p])
+    else:
+        iterate(opt, [p])
+    assert (whole[2_000:] == 7).all()
+
+
+def by_hand(opt, params, between):
+    """One iteration, in which something happens between the passes."""
+    iterate(opt, params, 2)
+    sum((p**2).sum() for p in params).backward()
+    opt.half_step()
+    between()
+    sum((p**2).sum() for p in params).backward()
+    opt.step()
+
+
+def test_a_g0_that_is_replaced_between_the_passes_is_used():
+    def curvature(place):
+        params = [parameter(3), parameter(3)]
+        opt = StepTunedSGD(params, lr=0.1)
+
+        def replace():
+            if place is not None:
+                opt.state[params[place]]["g0"] = torch.full((3,), 5.0)
+
+        by_hand(opt, params, replace)
+        return opt.curvature
+
+    assert curvature(0) == curvature(1) != curvature(None)
+
+
+@pytest.mark.parametrize("elements", [3, 600_000])
+def test_a_g0_that_is_cast_between_the_passes_is_an_error(elements):
+    p = parameter(elements)
+    opt = StepTunedSGD([p], lr=0.1)
+
+    def cast():
+        opt.state[p]["g0"] = opt.state[p]["g0"].bfloat16()
+
+    with pytest.raises(RuntimeError, match="was cast to"):
+        by_hand(opt, [p], cast)
+
+
+def test_memory_shared_between_the_passes_is_found_beside_an_empty_parameter():
+    def run(between):
+        params = [parameter(0), parameter(1_000)]
+        opt = StepTunedSGD(params, lr=0.1)
+        by_hand(opt, params, lambda: between(opt))
+        iterate(opt, params)
+        return params[1].detach(), opt.curvature
+
+    shared = run(lambda opt: ForkingPickler.dumps(opt.state_dict()))
+    for found, expected in zip(shared, run(lambda opt: None), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_state_that_is_cleared_starts_again():
+    p = parameter(3)
+    opt = StepTunedSGD([p], lr=0.1)
+    iterate(opt, [p], 2)
+    opt.state[p].clear()
+    iterate(opt, [p])
+    assert "G" in opt.state[p]
+
+
 def test_parameters_that_change_their_group_get_its_options():
     a, b, c = (parameter(3) for _ in range(3))
     opt = StepTunedSGD([{"params": [a, b], "lr": 0.0}, {"params": [c], "lr": 0.1}])
@@ -154,15 +231,16 @@ def test_the_states_of_the_two_classes_are_told_apart():
     "make",
     [
         lambda p: StepTunedSGD(p, lr=0.01),
+        lambda p: StepTunedSGD(p, lr=0.01, tune_every=2),
         lambda p: StepTuned(torch.optim.SGD(p, lr=0.01), tune_every=1, relative=False),
     ],
-    ids=["StepTunedSGD", "StepTuned"],
+    ids=["StepTunedSGD", "every other", "StepTuned"],
 )
 @pytest.mark.parametrize("form", ["passes", "closure", "hand"])
-def test_one_autocast_region_around_both_passes_measures_the_same(make, form):
+def test_an_autocast_region_around_several_passes_measures_the_same(make, form):
     x = torch.linspace(-1, 1, 24).reshape(8, 3)
 
-    def curvature(around_both):
+    def curvature(around):
         torch.manual_seed(0)
         model = nn.Linear(3, 3)
         opt = make(model.parameters())
@@ -182,17 +260,22 @@ def test_one_autocast_region_around_both_passes_measures_the_same(make, form):
                     backward()
             else:
                 backward()
-                opt.half_step()
-                backward()
+                if opt.needs_second_pass:
+                    opt.half_step()
+                    backward()
                 opt.step()
 
-        for _ in range(2):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around_both):
-                step()
+        region = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+        with region() if around == "all iterations" else nullcontext():
+            for _ in range(4):
+                with region() if around == "both passes" else nullcontext():
+                    step()
         return opt.curvature
 
-    assert curvature(True) == curvature(False)
-    assert curvature(True) > 1
+    expected = curvature("one pass")
+    assert expected > 1
+    assert curvature("both passes") == expected
+    assert curvature("all iterations") == expected
 
 
 def test_the_default_device_does_not_matter():
@@ -219,21 +302,37 @@ def test_the_default_device_does_not_matter():
 def test_entries_of_other_programs_in_the_state_are_left_alone():
     p, q = parameter(3), parameter(3)
     opt = StepTunedSGD([p, q], lr=0.1)
-    opt.state[p]["ema"] = torch.ones(3)
+    own = opt.state[p]
+    own["ema"] = torch.ones(3)
+    assert opt.state_dict()["state"][0].keys() == {"ema", "G", "g0", "held"}
+    opt.param_groups[0]["tune_every"] = 2
     iterate(opt, [p, q], 2)
-    assert torch.equal(opt.state[p]["ema"], torch.ones(3))
-    assert "G" in opt.state[p]
+    assert opt.state[p] is own
+    assert torch.equal(own["ema"], torch.ones(3))
+    assert "G" in own
 
 
-def test_a_zero_tensor_without_memory_may_be_a_gradient():
+@pytest.mark.parametrize("before", [0, 2], ids=["at first", "after other gradients"])
+def test_a_zero_tensor_without_memory_may_be_a_gradient(before):
     p = parameter(5)
     opt = StepTunedSGD([p], lr=0.1)
+    iterate(opt, [p], before)
+    start = p.detach().clone()
     for _ in range(3):
         p.grad = torch._efficientzerotensor(5)
         opt.half_step()
         p.grad = torch._efficientzerotensor(5)
         opt.step()
-    assert torch.equal(p, torch.ones(5))
+    assert torch.equal(p, start)
+
+
+def test_a_gradient_that_autograd_makes_a_zero_tensor_is_used():
+    p = parameter(5)
+    opt = StepTunedSGD([p], lr=0.1)
+    iterate(opt, [p], 2)
+    start = p.detach().clone()
+    iterate(opt, [p], 2, lambda: torch.sgn(p).sum())
+    assert torch.equal(p, start)
 
 
 def test_without_any_temporary_folder_the_torch_path_is_used(path, monkeypatch):

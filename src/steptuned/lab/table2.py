@@ -13,6 +13,21 @@ from steptuned.lab.store import write_json
 
 TIMED = ("sgd", "adam", "rmsprop", "step-tuned-sgd")
 
+
+@dataclass(frozen=True)
+class Size:
+    rounds: int
+    seconds: float | None
+    """About how long a method is timed in a round. None: a whole epoch."""
+
+
+SIZES = {
+    "demo": Size(5, 0.5),
+    "small": Size(15, 1.5),
+    "short": Size(15, 1.5),
+    "paper": Size(15, None),
+}
+
 PAPER: dict[str, dict[str, float]] = {
     "adam": dict(zip("abcdef", (1.13, 1.13, 1.03, 1.18, 1.04, 1.00), strict=True)),
     "rmsprop": dict(zip("abcdef", (1.06, 1.08, 1.02, 1.13, 1.00, 1.01), strict=True)),

@@ -19,27 +19,12 @@ from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
 from steptuned.lab.run import environment_now, synchronise
-from steptuned.lab.table2 import TIMED, Timing, Timings, place
+from steptuned.lab.table2 import SIZES, TIMED, Timing, Timings, place
 
 LR = 1e-3
 UPDATES = 20
 """Back-propagations that are timed in a row, at most."""
 BATCHES = 20
-
-
-@dataclass(frozen=True)
-class Size:
-    rounds: int
-    seconds: float | None
-    """About how long a method is timed in a round. None: a whole epoch."""
-
-
-SIZES = {
-    "demo": Size(5, 0.5),
-    "small": Size(15, 1.5),
-    "short": Size(15, 1.5),
-    "paper": Size(15, None),
-}
 
 
 def measure_missing(

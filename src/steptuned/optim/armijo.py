@@ -105,6 +105,7 @@ class ArmijoGD(Optimizer):
             for _ in range(first["max_backtracks"] + 1):
                 for p, theta, lr, g in moves:
                     p.copy_(theta - scale * lr * g)
+                torch.clear_autocast_cache()  # its copies of the parameters are those of before
                 first["evaluations"] += 1
                 if self._evaluate(closure, value) <= start - first["slope"] * scale * promised:
                     first["scale"] = scale
@@ -114,6 +115,7 @@ class ArmijoGD(Optimizer):
             if not first["scale"]:  # no trial succeeded, or one raised an error
                 for p, theta, _, _ in moves:
                     p.copy_(theta)
+                torch.clear_autocast_cache()
         for p, _, _, g in moves:
             p.grad = g
         return loss

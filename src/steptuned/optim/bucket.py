@@ -1,5 +1,6 @@
 """Lists of parameters that are updated together, and the gradients used for the update."""
 
+from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from operator import is_
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steptuned.optim import flat, sharded
-from steptuned.optim.kernel import RawGradient, Workspace, kernel_for
+from steptuned.optim.kernel import RawGradient, Workspace, addresses, kernel_for
 from steptuned.optim.notices import warn_low_precision
 from steptuned.optim.scaling import Scaling
 from steptuned.optim.sharded import PLAIN, Place, local
@@ -46,6 +47,9 @@ class Bucket:
     unscale: float = 1.0
     G: list[Tensor] | None = None
     """G of all parameters, if this bucket is cached."""
+    G_addresses: "array[int] | None" = None
+    g0: list[Tensor] | None = None
+    """g0 of all parameters, if this bucket is cached and has one."""
     strides: list[tuple[int, ...] | None] | None = None
     """None if all parameters are contiguous. Otherwise the strides of each, None if contiguous."""
 
@@ -75,17 +79,14 @@ class Bucket:
 
     def release(self) -> None:
         """Drop the gradients, whose memory the caller may want to free."""
-        self.grads = []
+        self.grads, self.g0 = [], None
 
     def held(self, name: str) -> list[Tensor]:
         """This rank's shards of G, g0 or the displacement."""
-        if self.G is not None:
-            assert self.workspace is not None
-            own_g0 = self.workspace.own_g0
-            if name == "G":
-                return self.G
-            if own_g0 is not None and self.states[0]["g0"] is own_g0[0]:
-                return own_g0
+        if self.G is not None and name == "G":
+            return self.G
+        if self.g0 is not None and name == "g0":
+            return self.g0
         if name == "g0" and not self.by_kernel:
             return [g0_of(state, p) for state, p in zip(self.states, self.params, strict=True)]
         if PLAIN.issuperset(map(type, self.owners)):
@@ -227,6 +228,7 @@ def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
             if not all(map(Tensor.is_contiguous, bucket.params)):
                 bucket.strides = [None if p.is_contiguous() else p.stride() for p in bucket.params]
             bucket.G = [state["G"] for state in bucket.states]
+            bucket.G_addresses = addresses(bucket.G)
         groups = [(group, len(group["params"])) for group in opt.param_groups]
         _cached[opt] = CachedBuckets(groups, params, list(opt.state.values()), buckets)
     else:
@@ -267,14 +269,15 @@ def _is_as_before(bucket: Bucket) -> bool:
     """Whether the kernel supports the new gradients, and parameters and states have not changed.
 
     A gradient is always on the device of its parameter: torch makes sure of that. It also makes
-    sure of the shape, but assigning ``.data`` can change that of any tensor later.
+    sure of the shape, but assigning ``.data`` can change that of any tensor later. A tensor that
+    is still at its address still has the memory that it had there.
     """
-    params, grads, states = bucket.params, bucket.grads, bucket.states
-    assert bucket.workspace is not None
+    params, grads, states, workspace = bucket.params, bucket.grads, bucket.states, bucket.workspace
+    assert workspace is not None
     assert bucket.G is not None
-    dtype, numels = bucket.workspace.dtype, bucket.workspace.numels
-    held = [state["held"] for state in states]
-    return (
+    dtype, numels = workspace.dtype, workspace.numels
+    held = [state.get("held", 1) for state in states]  # without one, the user has cleared it
+    if not (
         PLAIN.issuperset(map(type, grads))
         and [*map(DTYPE, grads), *map(DTYPE, params)].count(dtype) == 2 * len(params)
         and [*map(NUMEL, params)] == numels
@@ -282,10 +285,34 @@ def _is_as_before(bucket: Bucket) -> bool:
         and _have_strides(grads, bucket.strides)
         and not any(map(Tensor.is_neg, grads))
         and _have_strides(params, bucket.strides)
-        and bucket.workspace.is_current()
-        and _are_same(bucket.G, [state["G"] for state in states])
+        and workspace.is_current()
         and held[0] != 1  # a g0 that the kernel did not store
         and held.count(held[0]) == len(held)
+    ):
+        return False
+    grads_at, *G_at = workspace.locate(grads, bucket.G) if held[0] else workspace.locate(grads)
+    if grads_at.count(0) != workspace.empty:  # a zero tensor has no memory
+        return False
+    return not held[0] or (
+        _are_same(bucket.G, [state["G"] for state in states])
+        and G_at == [bucket.G_addresses]
+        and _has_g0(bucket, workspace)
+    )
+
+
+def _has_g0(bucket: Bucket, workspace: Workspace) -> bool:
+    """Whether the kernel can read g0: its own, or one that fits. Sets ``bucket.g0``."""
+    g0, own = [state["g0"] for state in bucket.states], workspace.own_g0
+    if own is not None and _are_same(own, g0):
+        bucket.g0 = own
+        return True
+    bucket.g0 = g0
+    return (
+        PLAIN.issuperset(map(type, g0))
+        and all(g.is_cpu and g.dtype is workspace.dtype for g in g0)
+        and [*map(NUMEL, g0)] == workspace.numels
+        and _have_strides(g0, bucket.strides)
+        and not any(g.is_neg() or g._is_zerotensor() for g in g0)
     )
 
 

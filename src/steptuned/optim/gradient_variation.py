@@ -50,7 +50,7 @@ class GradientVariation(Optimizer):
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         check(self.OPTIONS, defaults)
         super().__init__(params, defaults)
-        gamma = torch.ones((), dtype=torch.float64)
+        gamma = torch.ones((), dtype=torch.float64, device="cpu")
         unknown = torch.full_like(gamma, torch.nan)
         self.param_groups[0].update(k=0, gamma=gamma, raw_gamma=unknown, curvature=unknown)
 
@@ -269,4 +269,4 @@ def _per_unit(curvature: float, square: float) -> float:
 
 
 def _scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor(value, dtype=torch.float64, device="cpu")

@@ -188,11 +188,10 @@ def _move_by_kernel(opt: "StepTunedSGD", bucket: Bucket, workspace: Workspace) -
 def _hold(opt: "StepTunedSGD", bucket: Bucket, g0: list[Tensor], held: RawGradient | int) -> None:
     """Keep g0 until the second pass. If it is the gradient itself, record its version."""
     if not all(bucket.states):
-        bucket.states = [
-            state or opt.state.get(p, {}) | fresh_state(p)
-            for state, p in zip(bucket.states, bucket.owners, strict=True)
-        ]
-        opt.state.update(zip(bucket.owners, bucket.states, strict=True))
+        for i, (state, p) in enumerate(zip(bucket.states, bucket.owners, strict=True)):
+            if not state:
+                bucket.states[i] = opt.state[p]  # it may have entries of other programs
+                bucket.states[i].update(fresh_state(p))
     if bucket.G is not None and held is COMPLETE:  # plain tensors, and copies of the gradients
         for p, new, state in zip(bucket.owners, g0, bucket.states, strict=True):
             state["g0"], state["held"], p.grad = new, held, None

@@ -147,7 +147,10 @@ class Workspace:
         self.dtype, self.numels = params[0].dtype, [p.numel() for p in params]
         self._starts = array("q", (0, *accumulate(self.numels)))
         self._elements = self._starts[-1]
-        self._own_addresses: array[int] | None = None
+        self.empty = self.numels.count(0)
+        """Number of parameters without elements, which have no address."""
+        self._located: list[tuple[Sequence[Tensor], array[int]]] = []
+        self._joined: Tensor | None = None
         sums = bytes(8 * -(-self._elements // UNIT))
         self._along, self._square = array("d", sums), array("d", sums)
         self._call = _Call(
@@ -169,11 +172,16 @@ class Workspace:
         if self._elements > SMALL:
             return None
         # Not on torch's default device, which the user may have set.
-        joined = torch.empty(self._elements, dtype=self.dtype, device="cpu")
+        self._joined = joined = torch.empty(self._elements, dtype=self.dtype, device="cpu")
         parts = zip(self._params, self._starts, strict=False)
         g0 = [joined.as_strided(p.shape, p.stride(), start) for p, start in parts]
-        self._own_addresses = addresses(g0)
+        self._own_addresses, self._joined_at = addresses(g0), joined.data_ptr()
         return g0
+
+    def locate(self, *lists: Sequence[Tensor]) -> "list[array[int]]":
+        """The addresses of lists of tensors, which the next call will not look up again."""
+        self._located = [(tensors, addresses(tensors)) for tensors in lists]
+        return [found for _, found in self._located]
 
     def _addresses_of(self, tensors: Sequence[Tensor | None]) -> "array[int]":
         """The addresses of tensors in this call.
@@ -181,9 +189,12 @@ class Workspace:
         Only those of the workspace's own g0 are kept from call to call, while its memory, which
         sharing a tensor with another process moves, is where it was.
         """
-        own = self._own_addresses
-        if own is not None and tensors is self.own_g0 and DATA_PTR(tensors[0]) == own[0]:
-            return own
+        for known, found in self._located:
+            if tensors is known:
+                return found
+        joined = self._joined
+        if joined is not None and tensors is self.own_g0 and DATA_PTR(joined) == self._joined_at:
+            return self._own_addresses
         return addresses(tensors)
 
     def first_pass(
@@ -245,6 +256,7 @@ class Workspace:
         call = self._call
         call.sign, call.decay, call.step, call.next = sign, decay, step, 0
         lists = [self._addresses_of(each) for each in tensors.values()]
+        self._located = []  # it holds the gradients
         for name, each in zip(tensors, lists, strict=True):
             setattr(call, name, _address(each))
         threads = torch.get_num_threads()

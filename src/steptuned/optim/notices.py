@@ -165,7 +165,7 @@ def check_unit_of_G(opt: "TwoPasses") -> None:
     tune_every may have been edited, or an older state loaded.
     """
     first = opt.param_groups[0]
-    if not opt.state:
+    if not any("G" in state for state in opt.state.values()):
         for group in opt.param_groups:
             group["divided"] = first["tune_every"] > 1
     if first["divided"] != (first["tune_every"] > 1):

@@ -151,7 +151,10 @@ def filled(opt: "TwoPasses") -> Iterator[None]:
     opt.state = defaultdict(dict)
     for group in opt.param_groups:
         for p in group["params"]:
-            if state := compact.get(p) or opt._default_state(p):
+            state = compact.get(p, {})
+            if "held" not in state:  # at most entries of other programs
+                state = opt._default_state(p) | state
+            if state:
                 opt.state[p] = {
                     name: torch.zeros_like(p, dtype=precision(p), requires_grad=False)
                     if value is None and name in PARAMETER_STATE

@@ -32,6 +32,7 @@ def finish(
         _tune(opt, group, row, valid)
     opt._has_measured = bool(opt.state)  # StepTuned: none yet if both first passes overflowed
     opt.cancel()
+    torch.clear_autocast_cache()  # its copies of the parameters are those of theta_{k+1/2}
     for group in opt.param_groups:
         group["countdown"] = group["tune_every"] - 1
         group["k"] += 1
@@ -43,6 +44,7 @@ def finish(
 
 def count_single(opt: "TwoPasses", had_gradients: bool, scaling: Scaling | None) -> None:
     """Finish an iteration of one pass. It counts if it had gradients and did not overflow."""
+    torch.clear_autocast_cache()  # its copies of the parameters are those of theta_k
     for group in opt.param_groups:
         group["skipped"] += not had_gradients
         group["countdown"] = min(group["countdown"], group["tune_every"] - 1) - had_gradients

@@ -278,7 +278,9 @@ class TwoPasses(Scalable, Optimizer):
 
     def _initialize(self) -> None:
         """Create the state, for torch.distributed.checkpoint."""
-        self.state.update({p: fresh_state(p) for p in params_of(self) if p.requires_grad})
+        for p in params_of(self):
+            if p.requires_grad:
+                self.state[p].update(fresh_state(p))
 
     def _default_state(self, p: Tensor) -> dict[str, Any]:
         """What a state_dict contains for a parameter that has no state yet."""

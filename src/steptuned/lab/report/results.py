@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from steptuned.lab import timing
 from steptuned.lab.claims.judging import PAPERS, TUNED, Claim
 from steptuned.lab.claims.verdicts import Judgement, as_data, judge
 from steptuned.lab.experiment import Experiment
@@ -23,7 +22,7 @@ from steptuned.lab.report.tables import SYMBOLS, Table
 from steptuned.lab.results import Results, TolerantResults, outcome_of, sources
 from steptuned.lab.search import Outcome
 from steptuned.lab.store import Store
-from steptuned.lab.table2 import Timings
+from steptuned.lab.table2 import SIZES, Timings
 
 OF_THE_PAPER = re.compile(r"figure-(?:[23]|[456][a-f]?)")
 """The names of the paper's own experiments."""
@@ -378,7 +377,7 @@ def _table_2(store: Path) -> list[str]:
         machine = " ".join(
             filter(None, [*provenance.sentences(made_in), provenance.other_criteria(made_in)])
         )
-        seconds = timing.SIZES[scale].seconds
+        seconds = SIZES[scale].seconds
         length = "an epoch" if seconds is None else f"about {seconds:g} seconds"
         size = "The problems have the paper's sizes. "
         size += f"In each round, every method is timed for {length}, one after the other. "
