@@ -210,6 +210,7 @@ def test_the_quick_start_example_learns(capsys):
 def test_the_digits_example_compares_and_draws(tmp_path, monkeypatch, capsys):
     path = str(ROOT / "examples" / "digits.py")
     monkeypatch.setattr(sys, "argv", [path, "--epochs", "1", "--out", str(tmp_path)])
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     runpy.run_path(path, run_name="__main__")
     assert "Step-Tuned SGD" in capsys.readouterr().out
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")

@@ -12,7 +12,7 @@ from steptuned import rule
 @pytest.mark.parametrize(
     ("kill", "kills"),
     [
-        (torture.kill_runs, 4),
+        (torture.kill_runs, 2),
         (torture.kill_sweeps, 2),
         (torture.kill_dask, 1),
         (torture.kill_ranks, 1),

@@ -137,7 +137,7 @@ def kill_runs(folder: Path, kills: int, chance: random.Random) -> Outcome:
     )
     run = folder_of(Store(folder / "out"), spec)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["steptuned.lab.run"])
+    context.set_forkserver_preload(["steptuned.lab.run", "torch._dynamo", "sklearn.datasets"])
     outcome = Outcome()
     deadline = time.monotonic() + PATIENCE
     while run.result() is None and time.monotonic() < deadline:
