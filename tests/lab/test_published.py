@@ -96,8 +96,12 @@ def test_the_readme_says_of_resnet_20_what_the_results_say():
     text = " ".join(README.read_text().split())
     assert f"gamma was at its lower bound in {lower} % of the iterations" in text
     assert f"ended at {tuned_plain:.2g}, far above SGD's {plain:.2g} " in text
+    adam, rmsprop = (rows[name][6].split()[0] for name in ("Adam", "RMSprop"))
+    assert f"below Adam's {float(adam):.2g} and RMSprop's {float(rmsprop):.2g}" in text
+    others = [float(rows[name][8].split("%")[0]) for name in ("SGD", "Adam", "RMSprop")]
+    assert tuned_accuracy < min(others)
     assert "winner at the edge of the grid: lr" in sgd[1]
-    assert f"the test accuracy at {tuned_accuracy:.0f} % instead of {accuracy:.0f} %" in text
+    assert f"{tuned_accuracy:.0f} % instead of SGD's {accuracy:.0f} %" in text
     assert tuned_J / J == pytest.approx(1, abs=0.05)
 
 
