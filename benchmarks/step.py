@@ -189,7 +189,7 @@ def table(sets: list[str], threads: list[int], rounds: int, cpu_time: bool) -> s
     clock = time.thread_time if cpu_time else time.perf_counter
     lines = [
         f"Measured on {date.today()} on {processor()} ({os.cpu_count()} cores), "
-        f"torch {torch.__version__}, float32, all guards on; "
+        f"torch {torch.__version__}, float32, with the checks for non-finite gradients; "
         f"{'CPU time of the thread, ' if cpu_time else ''}"
         f"median [quartiles] of n = {rounds} interleaved rounds.",
         "",

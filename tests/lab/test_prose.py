@@ -127,7 +127,7 @@ def test_the_rate_is_told_beside_that_of_the_theorem(tmp_path, monkeypatch):
     runs = PairedRuns(tmp_path, "small")
     falls, bound = prose.sentences(runs.outcome("rate"), runs)
     assert "k^-0.45 for delta 0.001 (the theorem: k^-0.50); " in falls
-    assert bound.endswith("at most the theorem's for 2 of 3 values of delta.")
+    assert "at most the theorem's exponent for 2 of 3 values of delta; where" in bound
 
 
 def test_methods_without_finished_seeds_are_named(tmp_path, monkeypatch):
@@ -142,7 +142,10 @@ def test_methods_without_finished_seeds_are_named(tmp_path, monkeypatch):
     ends, missing = prose.sentences(runs.outcome("figure-4d"), runs)[-2:]
     assert "has the lowest mean plain training loss at the end" in ends
     assert "Step-Tuned" not in ends, "one seed is too few"
-    assert missing == "Incomplete: Step-Tuned SGD (1 of 5 seeds). Without reported seeds: Adam."
+    assert missing == (
+        "Incomplete: Step-Tuned SGD (1 of 5 seeds). Without a complete seed after the grid search: "
+        "Adam."
+    )
 
 
 def test_shares_are_weighted_by_the_iterations_between_records():

@@ -12,6 +12,7 @@ from steptuned.lab.driver import Driver
 from steptuned.lab.methods import METHODS
 from steptuned.lab.problems import PROBLEMS
 from steptuned.lab.problems.table1 import TABLE_1
+from steptuned.lab.report.prose import time_per_epoch
 from steptuned.lab.report.tables import wall_clock
 from steptuned.lab.table2 import PAPER, TIMED, Size, Timing, Timings
 from steptuned.lab.timing import Clock, measure
@@ -126,3 +127,7 @@ def test_the_table_shows_the_papers_values_next_to_ours():
     assert ratios.rows[0][-3] == "1.000 (0.950 to 1.050) [1.67]"
     assert ratios.rows[1][-3] == "0.500 (0.500 to 0.500) [0.71]"
     assert profile.rows[0][1:3] == ["0.50", "200.00 / 1.00"]
+    assert time_per_epoch([made_up("a"), made_up("e", tuned=(0.5, 1.0, 2.0))]) == (
+        "An epoch of Step-Tuned SGD takes 0.50 to 1.00 times as long as one of SGD; in the paper, "
+        "0.71 to 1.67 times."
+    )

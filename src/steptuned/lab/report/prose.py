@@ -19,6 +19,7 @@ from steptuned.lab.report.tables import diverged_seeds, finals_of, has_diverged
 from steptuned.lab.results import Results
 from steptuned.lab.search import Group, Outcome, first_below
 from steptuned.lab.statistics import Comparison, compare_ratios
+from steptuned.lab.table2 import PAPER, Timing
 
 WORDS = {"plain loss": "plain training loss", "loss": "J"}
 Array = NDArray[np.float64]
@@ -165,7 +166,9 @@ def _unfinished(outcome: Outcome, results: Results) -> str:
             else:
                 absent.append(group.entry.label)
     told = [f"Incomplete: {'; '.join(lacking)}."] if lacking else []
-    told += [f"Without reported seeds: {'; '.join(absent)}."] if absent else []
+    told += (
+        [f"Without a complete seed after the grid search: {'; '.join(absent)}."] if absent else []
+    )
     return " ".join(told)
 
 
@@ -247,10 +250,21 @@ def _rates(outcome: Outcome, results: Results) -> list[str]:
     supported = sum(fit.verdict == "supported" for fit in fits)
     return [
         f"Over the last decade of k, the smallest mean square of the gradient falls as {slopes}.",
-        "The theorem is an upper bound, so a steeper slope agrees with it. Within its 95 % "
-        f"interval, the slope is at most the theorem's for {supported} of {len(fits)} values of "
-        "delta.",
+        "The theorem is an upper bound, so a steeper slope agrees with it. The lower end of the "
+        f"slope's 95 % interval is at most the theorem's exponent for {supported} of {len(fits)} "
+        "values of delta; where the upper end is above that exponent, the runs neither confirm nor "
+        "contradict the theorem.",
     ]
+
+
+def time_per_epoch(timings: Sequence[Timing]) -> str:
+    """How long an epoch of Step-Tuned SGD takes relative to one of SGD, here and in the paper."""
+    here = [timing.ratio(TUNED)[0] for timing in timings]
+    paper = [PAPER[TUNED][timing.problem] for timing in timings]
+    return (
+        f"An epoch of Step-Tuned SGD takes {min(here):.2f} to {max(here):.2f} times as long as one "
+        f"of SGD; in the paper, {min(paper):.2f} to {max(paper):.2f} times."
+    )
 
 
 def measure_of(outcome: Outcome, results: Results) -> str:

@@ -31,20 +31,27 @@ IMAGES = {
     "small": "A tenth of the images (a twentieth for Network in Network), all epochs",
 }
 LEGEND = (
-    "✔ reproduced, ✘ not reproduced (at least 5 seeds or 20 instances); (✔) consistent, "
-    "(✘) inconsistent (3 or 4 seeds); ± mixed: plain loss and J, or two scales, disagree; "
-    "· not run."
+    "✔ reproduced, ✘ not reproduced (at least 5 seeds, 20 instances or 15 rounds of timing); "
+    "(✔) consistent, (✘) inconsistent (3 or 4 seeds); ± mixed: plain loss and J, or two scales, "
+    "disagree; · not run."
 )
 WORDS = " ".join(
     (
         "On this page, J is the training loss with its regularization, and the plain loss is the "
         "training loss without it; J* is the lowest J that any method found. Gamma is the factor "
-        "by which Step-Tuned SGD multiplies lr: the raw gamma, measured from the curvature, "
-        "limited to the bounds m and M, or nu where the curvature is negative "
-        "([equations](how-it-works.md)). The problems are those of the paper's Table 1:",
+        "by which Step-Tuned SGD multiplies lr: the raw gamma, clipped to the bounds [m, M]. The "
+        "raw gamma is measured from the curvature, and is nu where the curvature is not positive "
+        "([equations](how-it-works.md)). In these experiments M is raised to nu if nu is larger: "
+        "nu = 5 with the default bounds means [0.5, 5]. The gradient-variation (GV) methods use "
+        "each mini-batch once, and differ in how they measure the change of the gradient between "
+        "two iterations: Stochastic-GV from the gradients of two mini-batches, Exact-GV from full "
+        "gradients, Expected-GV from the expected change. The problems are those of the paper's "
+        "Table 1:",
         "; ".join(f"({letter}) {row['title']}" for letter, row in TABLE_1.items()) + ".",
-        "Experiments at scale `paper` have the paper's sizes. At scale `short`, networks see all "
-        "images for a tenth of the epochs; at scale `small`, a tenth of the images for all epochs. "
+        "At scale `paper`, the paper's experiments have the paper's sizes. At scale `short`, (a) "
+        "to (f) use all images for a tenth of the epochs, and (a) to (c) at 16x16 pixels. At scale "
+        "`small`, they use a tenth of the images ((c): a twentieth) for all epochs, at the same "
+        "pixels as `short`. The sizes of `text` are given with its results. "
         "With T above 1, a [variant](variants.md) measures every T-th mini-batch only. "
         "[Reproducing the paper](reproducing.md) explains how hyper-parameters are chosen and how "
         "claims are judged.",
@@ -265,12 +272,15 @@ def _gamma(page: Page) -> list[str]:
         return []
     intro = (
         "The raw gamma is the inverse of the curvature along the gradient, and nu where the "
-        "curvature is negative. Inside the bounds the method tunes its step; at a bound it is SGD "
-        "with a constant factor and mini-batches used twice."
+        "curvature is negative. Where gamma is inside its bounds and the curvature is "
+        "positive, the step is tuned. At a bound the method is SGD with a constant factor, except "
+        "that mini-batches are used twice."
     )
     about = (
         "Gamma of the winner of each grid search, over all iterations and seeds. Relative bounds "
-        "limit the raw gamma divided by its running reference, not the raw gamma itself."
+        "limit the raw gamma divided by its running reference, not the raw gamma itself. "
+        "Iterations with negative curvature, where gamma is nu, are also counted as inside or at a "
+        "bound."
     )
     few_and_many = prose.few_and_many(found, page.runs)
     return [
@@ -377,12 +387,12 @@ def _table_2(store: Path) -> list[str]:
         machine = " ".join(
             filter(None, [*provenance.sentences(made_in), provenance.other_criteria(made_in)])
         )
-        seconds = SIZES[scale].seconds
-        length = "an epoch" if seconds is None else f"about {seconds:g} seconds"
-        size = "The problems have the paper's sizes. "
-        size += f"In each round, every method is timed for {length}, one after the other. "
+        length = "an epoch" if SIZES[scale].seconds is None else "a few seconds"
+        size = "The networks and images have the paper's sizes. In each round, the methods are "
+        size += f"timed in turn, each for {length}. "
         parts.append(f"## Table 2, {where}\n\n{size}{machine}{note}")
         parts += [table.markdown() for table in tables.wall_clock(timings)]
+        parts.append(prose.time_per_epoch(timings))
     return parts
 
 

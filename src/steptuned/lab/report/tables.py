@@ -190,7 +190,7 @@ def _grid(group: Group, rule: str, results: Results) -> str:
     score = group.winner.score if group.winner else None
     by_time = score is not None and score.unit == "back-propagations"
     if without and notes:
-        notes.append(f"{without} {'not near J*' if by_time else 'diverged'}")
+        notes.append(f"{without} {'never near J*' if by_time else 'diverged'}")
     if notes and rule == "soonest" and score is not None and not by_time:
         notes.append(f"none near J*, best by {score}")
     notes += [f"winner at the edge of the grid: {', '.join(group.edges)}"] if group.edges else []
@@ -201,8 +201,8 @@ def _instances(outcome: Outcome, results: Results) -> Table:
     """Quartiles over the instances, and on how many each method beats the first one."""
     soonest = outcome.experiment.selection.rule == "soonest"
     numbers = (back_propagations_to_level if soonest else ends)(outcome, results)
-    level = f"iterations to J* + {outcome.experiment.selection.within:g}"
-    level += f" (never: {never(outcome):g}, as in claim 1)"
+    level = f"back-propagations to J* + {outcome.experiment.selection.within:g}"
+    level += f" (never: {never(outcome):g}, as in claim 1, so the medians are larger than above)"
     what = level if soonest else f"{LOSS.name} at the end"
     base = "sgd" if "sgd" in numbers else next(iter(numbers))
     columns = ["method", "reached" if soonest else "finished", "median (quartiles)"]
@@ -284,7 +284,7 @@ def _comparisons(judged: list[tuple[Claim, Judgement]]) -> Table:
     columns = ["#", "compared", "scale", "by", "n", "median [95 % interval]", "p"]
     title = "the comparisons: A / B or A - B, pair by pair; p: sign-flip test that A is below B; "
     title += "below: p <= 0.05, or with 3 or 4 pairs that A is below B in every pair"
-    table = Table(title, [*columns, "better in", "below"])
+    table = Table(title, [*columns, "better in (ties: half)", "below"])
     for claim, j in judged:
         for one in j.comparisons:
             c = one.result
