@@ -406,7 +406,7 @@ def test_a_scale_with_too_few_problems_is_named(tmp_path):
     networks(tmp_path, SIX[4:], scale="short")
     judgement = judgement_of(tmp_path, 8)
     assert (judgement.verdict, judgement.scales) == ("reproduced", ("small",))
-    expected = "; short: not judged, (e) (f) have the runs; 4 of the six problems are needed"
+    expected = "; short: not judged, runs of (e) (f) only; 4 of the six problems are needed"
     assert judgement.measured.endswith(expected)
 
 

@@ -217,6 +217,7 @@ def test_an_experiment_on_real_images_from_command_to_report(tmp_path):
         assert last["samples"] <= 512
         assert ("accuracy" in last) == (run.spec.problem == "images")
         assert ("gamma" in last) == (run.spec.method == "step-tuned-sgd")
+    (tmp_path / "mine.toml").write_text(IMAGES.replace('[panels.d]\nsetting = "d"\n', ""))
     changed = steptuned(*command, "--bf16")
     assert changed.returncode == 0, changed.stdout + changed.stderr
     assert {run.spec.options["precision"] for run in Store(out).runs()} == {"float32", "bfloat16"}

@@ -223,22 +223,6 @@ def test_the_evaluated_network_is_the_same_on_all_ranks(tmp_path, small):
         assert all(each[name] == pytest.approx(alone[name], rel=1e-6) for _, each in values)
 
 
-def test_what_ranks_cannot_share_is_refused_in_one_sentence(tmp_path, small):
-    path = tmp_path / "experiment.toml"
-    path.write_text(
-        'title = "x"\nfigure = "loss"\nproblem = "regression"\nbudget = { epochs = 1 }\n'
-        "[methods.sgd]\nlr = 1.0\n"
-    )
-    with Started(tmp_path, small, "run", path, "--out", tmp_path / "out", ranks=2) as started:
-        code, said = started.end()
-    assert code == 1
-    assert "Traceback" not in said.split("ChildFailedError")[0].split("torch/distributed")[0]
-    assert "failed: sgd" in said
-    assert "regression has no network, so it cannot be divided among ranks" in " ".join(
-        said.split()
-    )
-
-
 def test_options_that_conflict_with_torchrun_are_refused_by_the_lead_only(
     tmp_path, files, monkeypatch
 ):
@@ -280,13 +264,18 @@ def test_weighted_shards_average_to_the_whole_batch(rows, number):
     assert torch.equal(Ranks().shard(torch.arange(rows))[0], torch.arange(rows))
 
 
-def test_a_line_search_is_refused_before_other_ranks_start(tmp_path):
-    run = folder_of(Store(tmp_path), make_spec("armijo", "digits"))
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (("armijo", "digits"), "armijo compares losses, of which every rank has its own"),
+        (("sgd", "regression"), "regression has no network, so it cannot be divided among ranks"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused_before_other_ranks_start(tmp_path, spec, reason):
+    run = folder_of(Store(tmp_path), make_spec(*spec))
     engine = TorchrunEngine(ranks_of(2)[0], WorkerConfig())
     assert list(engine.process([run])) == [run]
-    assert run.failure()["reason"].startswith(
-        "IndivisibleError: armijo compares losses, of which every rank has its own"
-    )
+    assert run.failure()["reason"].startswith(f"IndivisibleError: {reason}")
 
 
 def test_the_number_of_ranks_is_part_of_the_identity_where_there_are_several(files):

@@ -65,7 +65,7 @@ def beats_sgd(e: PairedRuns, limits: Mapping[str, float], measure: str) -> Findi
     found = where_run(SIX, compare)
     if len(found) < limits["problems"]:
         wanted = f"{limits['problems']:g} of the six problems are needed"
-        raise TooFewProblems(f"{_letters(found)} have the runs; {wanted}")
+        raise TooFewProblems(f"runs of {_letters(found)} only; {wanted}")
     lower = [name for name, comparisons in found.items() if comparisons[0].below]
     told = f"below SGD on {_letters(lower) or 'none'}; seeds: {_seeds(found)}"
     holds = len(found) - len(lower) <= limits["exceptions"]
@@ -184,7 +184,7 @@ def twice_is_worse(e: PairedRuns, limits: Mapping[str, float], measure: str) -> 
     found = where_run([f"figure-4{letter}" for letter in "abcd"], compare)
     if len(found) < limits["problems"]:
         wanted = f"{limits['problems']:g} of the four problems are needed"
-        raise TooFewProblems(f"{_letters(found)} has the runs; {wanted}")
+        raise TooFewProblems(f"runs of {_letters(found)} only; {wanted}")
     cases = _flat(found)
     failing = [case for case in cases if not case.below]
     told = f"as the paper says in {len(cases) - len(failing)} of {len(cases)} cases"
