@@ -324,7 +324,7 @@ def few_and_many(found: Iterable[tuple[Outcome, Tuning]], at: PairedAtScales) ->
 
 
 def _relative_to_sgd(both: Sequence[tuple[Outcome, Tuning]], at: PairedAtScales) -> str:
-    """The final losses of Step-Tuned SGD and SGD at two scales, and whether the scales agree."""
+    """The final losses of Step-Tuned SGD and SGD at two scales, and which of them is lower."""
     measures = {measure_of(o, at[o.experiment.scale].results) for o, _ in both}
     if len(measures) > 1:
         return ""
@@ -338,10 +338,10 @@ def _relative_to_sgd(both: Sequence[tuple[Outcome, Tuning]], at: PairedAtScales)
         except MissingRuns:
             return ""
         found.append(compare_ratios(*values))
-    sides = {c.median < 1 for c in found}
     many, few = found
+    first, second = ("lower" if c.median < 1 else "higher" for c in found)
+    both = f"{first} with both" if first == second else f"{first} with many and {second} with few"
     return (
-        f"The final {WORDS[measure]} of Step-Tuned SGD relative to SGD's: {ratio(many)}, and "
-        f"{ratio(few)}. The two scales {'agree' if len(sides) == 1 else 'disagree'} on which of "
-        "the two methods ends lower."
+        f"The final {WORDS[measure]} of Step-Tuned SGD relative to SGD's: {ratio(many)} with many "
+        f"images, and {ratio(few)} with few. By the median it is {both}."
     )
