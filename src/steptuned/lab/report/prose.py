@@ -340,8 +340,8 @@ def _relative_to_sgd(both: Sequence[tuple[Outcome, Tuning]], at: PairedAtScales)
         found.append(compare_ratios(*values))
     many, few = found
     first, second = ("lower" if c.median < 1 else "higher" for c in found)
-    both = f"{first} with both" if first == second else f"{first} with many and {second} with few"
+    side = f"{first} with both" if first == second else f"{first} with many and {second} with few"
     return (
         f"The final {WORDS[measure]} of Step-Tuned SGD relative to SGD's: {ratio(many)} with many "
-        f"images, and {ratio(few)} with few. By the median it is {both}."
+        f"images, and {ratio(few)} with few. By the median it is {side}."
     )
