@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steptuned.lab.claims.judging import TUNED
-from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedAtScales, PairedRuns
+from steptuned.lab.paired_runs import FEWEST, MissingRuns, PairedAtScales, PairedRuns, Pairs
 from steptuned.lab.rate import rate_of
 from steptuned.lab.report.figures import first_instance, size_of
 from steptuned.lab.report.gamma import bounds_of, is_fixed
@@ -275,19 +275,24 @@ def measure_of(outcome: Outcome, results: Results) -> str:
 
 def against_sgd(outcome: Outcome, runs: PairedRuns, measure: str) -> str:
     """Step-Tuned SGD against SGD, pair by pair."""
-    name = outcome.experiment.name
     try:
-        pairs = runs.pairs((TUNED, "sgd"), name)
-        tuned, sgd = (runs.finals(name, entry, pairs, measure) for entry in (TUNED, "sgd"))
+        c, pairs = _relative_to_sgd(outcome, runs, measure)
     except MissingRuns:
         return ""
-    c = compare_ratios(tuned, sgd)
     where = "on" if pairs.kind == "instances" else "in"
     which = {c.n: f"all {c.n}", 0: f"none of the {c.n}"}.get(c.wins, f"{c.wins} of {c.n}")
     return (
         f"The final {WORDS[measure]} of Step-Tuned SGD is below SGD's {where} {which} "
         f"{pairs.kind} ({ratio(c)})."
     )
+
+
+def _relative_to_sgd(outcome: Outcome, runs: PairedRuns, measure: str) -> tuple[Comparison, Pairs]:
+    """The final values of Step-Tuned SGD relative to SGD's, pair by pair."""
+    name = outcome.experiment.name
+    pairs = runs.pairs((TUNED, "sgd"), name)
+    tuned, sgd = (runs.finals(name, entry, pairs, measure) for entry in (TUNED, "sgd"))
+    return compare_ratios(tuned, sgd), pairs
 
 
 def ratio(c: Comparison) -> str:
@@ -319,25 +324,21 @@ def few_and_many(found: Iterable[tuple[Outcome, Tuning]], at: PairedAtScales) ->
         both = [known[name, scale] for scale in ("short", "small") if (name, scale) in known]
         if len(both) == 2:
             told = [f"With {size_of(o.experiment)}, gamma {_where(tuning)}." for o, tuning in both]
-            said.append(f"**{name}.** {' '.join([*told, _relative_to_sgd(both, at)])}".strip())
+            said.append(f"**{name}.** {' '.join([*told, _which_is_lower(both, at)])}".strip())
     return said
 
 
-def _relative_to_sgd(both: Sequence[tuple[Outcome, Tuning]], at: PairedAtScales) -> str:
+def _which_is_lower(both: Sequence[tuple[Outcome, Tuning]], at: PairedAtScales) -> str:
     """The final losses of Step-Tuned SGD and SGD at two scales, and which of them is lower."""
-    measures = {measure_of(o, at[o.experiment.scale].results) for o, _ in both}
+    runs = [(outcome, at[outcome.experiment.scale]) for outcome, _ in both]
+    measures = {measure_of(outcome, of_scale.results) for outcome, of_scale in runs}
     if len(measures) > 1:
         return ""
     (measure,) = measures
-    found = []
-    for outcome, _ in both:
-        runs, name = at[outcome.experiment.scale], outcome.experiment.name
-        try:
-            pairs = runs.pairs((TUNED, "sgd"), name)
-            values = [runs.finals(name, entry, pairs, measure) for entry in (TUNED, "sgd")]
-        except MissingRuns:
-            return ""
-        found.append(compare_ratios(*values))
+    try:
+        found = [_relative_to_sgd(outcome, of_scale, measure)[0] for outcome, of_scale in runs]
+    except MissingRuns:
+        return ""
     many, few = found
     first, second = ("lower" if c.median < 1 else "higher" for c in found)
     side = f"{first} with both" if first == second else f"{first} with many and {second} with few"
