@@ -598,6 +598,14 @@ def test_channels_last_parameters_are_gathered_once(small, monkeypatch):
     assert counts[-1] == counts[1], "a bucket was gathered again"
 
 
+def test_every_pass_gathers_anew_if_torch_has_no_guards(monkeypatch):
+    expected, counts = train_convolutions(torch.contiguous_format, monkeypatch)
+    monkeypatch.setattr(bucket, "TensorGuards", None)
+    found, anew = train_convolutions(torch.contiguous_format, monkeypatch)
+    assert all(map(torch.equal, expected, found))
+    assert anew[-1] > counts[-1]
+
+
 def test_a_gradient_with_other_strides_than_its_parameter_is_noticed(monkeypatch):
     expected, _ = train_convolutions(torch.channels_last, monkeypatch)
     found, counts = train_convolutions(torch.channels_last, monkeypatch, other_gradients=True)

@@ -16,6 +16,11 @@ from steptuned.optim.notices import warn_low_precision
 from steptuned.optim.scaling import Scaling
 from steptuned.optim.sharded import PLAIN, Place, local
 
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # another version of torch: every pass gathers anew
+    TensorGuards = None  # type: ignore[assignment,misc]
+
 if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
 
@@ -50,8 +55,9 @@ class Bucket:
     G_addresses: "array[int] | None" = None
     g0: list[Tensor] | None = None
     """g0 of all parameters, if this bucket is cached and has one."""
-    strides: list[tuple[int, ...] | None] | None = None
-    """None if all parameters are contiguous. Otherwise the strides of each, None if contiguous."""
+    layout: "TensorGuards | None" = None
+    """Whether tensors have the types, precisions, shapes and strides that the parameters and their
+    gradients had when this bucket was cached."""
 
     def add(self, p: Tensor, g: Tensor, state: dict[str, Any]) -> None:
         self.owners.append(p)
@@ -210,23 +216,24 @@ class CachedBuckets(NamedTuple):
 
 _cached: WeakKeyDictionary[torch.optim.Optimizer, CachedBuckets] = WeakKeyDictionary()
 
-GRAD, DTYPE = (vars(torch._C.TensorBase)[name].__get__ for name in ("grad", "dtype"))
-NUMEL = torch._C.TensorBase.numel
+GRAD = vars(torch._C.TensorBase)["grad"].__get__
 
 
 def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
     """Keep the buckets if they hold all parameters in order, as plain tensors with a state."""
     params = params_of(opt)
     if (
-        _are_same(params, [p for b in buckets for p in b.owners])
+        TensorGuards is not None
+        and _are_same(params, [p for b in buckets for p in b.owners])
         and _are_same(params, list(opt.state))
         and all(b.by_kernel and all(b.states) for b in buckets)
         and PLAIN.issuperset(map(type, params))
     ):
         for bucket in buckets:
             assert bucket.workspace is not None
-            if not all(map(Tensor.is_contiguous, bucket.params)):
-                bucket.strides = [None if p.is_contiguous() else p.stride() for p in bucket.params]
+            bucket.layout = TensorGuards(
+                *bucket.params, *bucket.grads, dynamic_dims_sizes=None, dynamic_dims_strides=None
+            )
             bucket.G = [state["G"] for state in bucket.states]
             bucket.G_addresses = addresses(bucket.G)
         groups = [(group, len(group["params"])) for group in opt.param_groups]
@@ -268,62 +275,40 @@ def _are_same(known: list[Any], found: Collection[Any]) -> bool:
 def _is_as_before(bucket: Bucket) -> bool:
     """Whether the kernel supports the new gradients, and parameters and states have not changed.
 
-    A gradient is always on the device of its parameter: torch makes sure of that. It also makes
-    sure of the shape, but assigning ``.data`` can change that of any tensor later. A tensor that
-    is still at its address still has the memory that it had there.
+    A tensor that is still at its address still has the memory that it had there.
     """
-    params, grads, states, workspace = bucket.params, bucket.grads, bucket.states, bucket.workspace
+    grads, states, workspace = bucket.grads, bucket.states, bucket.workspace
     assert workspace is not None
+    assert bucket.layout is not None
     assert bucket.G is not None
-    dtype, numels = workspace.dtype, workspace.numels
     held = [state.get("held", 1) for state in states]  # without one, the user has cleared it
     if not (
-        PLAIN.issuperset(map(type, grads))
-        and [*map(DTYPE, grads), *map(DTYPE, params)].count(dtype) == 2 * len(params)
-        and [*map(NUMEL, params)] == numels
-        and [*map(NUMEL, grads)] == numels
-        and _have_strides(grads, bucket.strides)
-        and not any(map(Tensor.is_neg, grads))
-        and _have_strides(params, bucket.strides)
+        bucket.layout.check(*bucket.params, *grads)
         and workspace.is_current()
         and held[0] != 1  # a g0 that the kernel did not store
         and held.count(held[0]) == len(held)
     ):
         return False
-    grads_at, *G_at = workspace.locate(grads, bucket.G) if held[0] else workspace.locate(grads)
-    if grads_at.count(0) != workspace.empty:  # a zero tensor has no memory
-        return False
-    return not held[0] or (
+    if not held[0]:
+        workspace.locate(grads)
+        return True
+    _, G_at = workspace.locate(grads, bucket.G)
+    return (
         _are_same(bucket.G, [state["G"] for state in states])
-        and G_at == [bucket.G_addresses]
+        and G_at == bucket.G_addresses
         and _has_g0(bucket, workspace)
     )
 
 
 def _has_g0(bucket: Bucket, workspace: Workspace) -> bool:
-    """Whether the kernel can read g0: its own, or one that fits. Sets ``bucket.g0``."""
+    """Whether the kernel can read g0: its own, or one like the gradients. Sets ``bucket.g0``."""
     g0, own = [state["g0"] for state in bucket.states], workspace.own_g0
     if own is not None and _are_same(own, g0):
         bucket.g0 = own
         return True
+    assert bucket.layout is not None
     bucket.g0 = g0
-    return (
-        PLAIN.issuperset(map(type, g0))
-        and all(g.is_cpu and g.dtype is workspace.dtype for g in g0)
-        and [*map(NUMEL, g0)] == workspace.numels
-        and _have_strides(g0, bucket.strides)
-        and not any(g.is_neg() or g._is_zerotensor() for g in g0)
-    )
-
-
-def _have_strides(tensors: list[Tensor], strides: list[tuple[int, ...] | None] | None) -> bool:
-    """Whether tensors have these strides, where None means contiguous. A sparse tensor has none."""
-    if strides is None:
-        return all(map(Tensor.is_contiguous, tensors))
-    return all(
-        t.is_contiguous() if known is None else t.layout is torch.strided and t.stride() == known
-        for t, known in zip(tensors, strides, strict=True)
-    )
+    return bucket.layout.check(*bucket.params, *g0)
 
 
 def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:

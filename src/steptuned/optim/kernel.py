@@ -56,8 +56,11 @@ CANNOT_BUILD = (OSError, subprocess.SubprocessError, AttributeError, IndexError,
 SMALL = 1 << 19
 """A model with at most this many elements has its own memory for g0."""
 
-PARALLEL = 1 << 16
-"""Minimum number of elements that makes several threads worthwhile."""
+PARALLEL = 1 << 19
+"""Minimum number of elements that makes several threads worthwhile.
+
+With fewer, they save little and at times wait longer for each other than one thread needs.
+"""
 
 
 PROCESS = os.getpid()
@@ -144,11 +147,8 @@ class Workspace:
         self._kernel = kernel
         self._params = params
         self._addresses = addresses(params)
-        self.dtype, self.numels = params[0].dtype, [p.numel() for p in params]
-        self._starts = array("q", (0, *accumulate(self.numels)))
+        self._starts = array("q", (0, *accumulate(p.numel() for p in params)))
         self._elements = self._starts[-1]
-        self.empty = self.numels.count(0)
-        """Number of parameters without elements, which have no address."""
         self._located: list[tuple[Sequence[Tensor], array[int]]] = []
         self._joined: Tensor | None = None
         sums = bytes(8 * -(-self._elements // UNIT))
@@ -172,7 +172,9 @@ class Workspace:
         if self._elements > SMALL:
             return None
         # Not on torch's default device, which the user may have set.
-        self._joined = joined = torch.empty(self._elements, dtype=self.dtype, device="cpu")
+        self._joined = joined = torch.empty(
+            self._elements, dtype=self._params[0].dtype, device="cpu"
+        )
         parts = zip(self._params, self._starts, strict=False)
         g0 = [joined.as_strided(p.shape, p.stride(), start) for p, start in parts]
         self._own_addresses, self._joined_at = addresses(g0), joined.data_ptr()
