@@ -567,7 +567,7 @@ def test_the_kernel_compiles_without_warnings(tmp_path):
 # ----------------------------------------------------------------------------- channels_last
 
 
-def train_convolutions(memory_format, monkeypatch, other_gradients=False):
+def train_convolutions(memory_format, monkeypatch, other_gradients=False, create_graph=False):
     """Parameters and gamma after some iterations, and how often buckets were gathered anew."""
     gathered = []
     monkeypatch.setattr(
@@ -582,7 +582,9 @@ def train_convolutions(memory_format, monkeypatch, other_gradients=False):
         x = torch.randn(6, 3, 7, 7, generator=generator, dtype=torch.float64)
         for _ in opt.passes():
             opt.zero_grad()
-            model(x.contiguous(memory_format=memory_format)).square().mean().backward()
+            model(x.contiguous(memory_format=memory_format)).square().mean().backward(
+                create_graph=create_graph
+            )
             if other_gradients and k == 5:
                 model[0].weight.grad = model[0].weight.grad.contiguous()
         counts.append(len(gathered))
@@ -598,9 +600,21 @@ def test_channels_last_parameters_are_gathered_once(small, monkeypatch):
     assert counts[-1] == counts[1], "a bucket was gathered again"
 
 
-def test_every_pass_gathers_anew_if_torch_has_no_guards(monkeypatch):
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+@pytest.mark.parametrize("small", [0, kernel.SMALL], ids=["held", "copied"])
+def test_gradients_with_a_graph_are_gathered_once(small, monkeypatch):
+    monkeypatch.setattr(kernel, "SMALL", small)
+    expected, _ = train_convolutions(torch.contiguous_format, monkeypatch)
+    found, counts = train_convolutions(torch.contiguous_format, monkeypatch, create_graph=True)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+    assert counts[-1] == counts[1], "a bucket was gathered again"
+
+
+def test_every_pass_gathers_anew_if_torch_cannot_compare_layouts(monkeypatch):
     expected, counts = train_convolutions(torch.contiguous_format, monkeypatch)
-    monkeypatch.setattr(bucket, "TensorGuards", None)
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", lambda *tensors: None)
+    assert not bucket.has_layouts()
+    monkeypatch.setattr(bucket, "HAS_LAYOUTS", False)
     found, anew = train_convolutions(torch.contiguous_format, monkeypatch)
     assert all(map(torch.equal, expected, found))
     assert anew[-1] > counts[-1]

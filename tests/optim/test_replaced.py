@@ -2,6 +2,7 @@
 
 import functools
 import os
+import warnings
 from contextlib import nullcontext
 from multiprocessing.reduction import ForkingPickler
 
@@ -350,3 +351,17 @@ def test_without_any_temporary_folder_the_torch_path_is_used(path, monkeypatch):
     kernel._load.cache_clear()
     assert not status.active
     assert "no folder" in status.reason
+
+
+def test_a_parameter_that_becomes_a_nested_tensor_does_not_end_the_process():
+    p = parameter(12)
+    opt = StepTunedSGD([p], lr=0.01)
+    iterate(opt, [p], 2)
+    p.grad = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype
+        nested = torch.nested.nested_tensor([torch.ones(4, 3)])
+    torch.utils.swap_tensors(p, nn.Parameter(nested))
+    for _ in opt.passes():  # without gradients
+        p.grad = None
+    assert opt.stats().iterations == 2

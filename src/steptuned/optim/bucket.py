@@ -1,7 +1,7 @@
 """Lists of parameters that are updated together, and the gradients used for the update."""
 
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,11 +16,6 @@ from steptuned.optim.notices import warn_low_precision
 from steptuned.optim.scaling import Scaling
 from steptuned.optim.sharded import PLAIN, Place, local
 
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # another version of torch: every pass gathers anew
-    TensorGuards = None  # type: ignore[assignment,misc]
-
 if TYPE_CHECKING:
     from steptuned.optim.two_passes import TwoPasses
 
@@ -29,6 +24,28 @@ LARGE = 1 << 16
 
 FULL = 1 << 24
 """Lists of tensors hold about this many elements, which limits the memory for temporaries."""
+
+
+def layout_of(tensors: Sequence[Tensor]) -> Any:
+    """Types, dtypes, shapes, strides and dispatch keys of tensors.
+
+    Its ``check(*tensors)`` compares all of them with those of other tensors in one call.
+    """
+    from torch._C._dynamo.guards import TensorGuards
+
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+
+def has_layouts() -> bool:
+    """Whether this version of torch can compare layouts. Otherwise every pass gathers anew."""
+    probe = torch.empty(1, device="cpu")
+    try:
+        return bool(layout_of([probe]).check(probe))
+    except Exception:
+        return False
+
+
+HAS_LAYOUTS = has_layouts()
 
 
 @dataclass(slots=True)
@@ -55,9 +72,10 @@ class Bucket:
     G_addresses: "array[int] | None" = None
     g0: list[Tensor] | None = None
     """g0 of all parameters, if this bucket is cached and has one."""
-    layout: "TensorGuards | None" = None
-    """Whether tensors have the types, precisions, shapes and strides that the parameters and their
-    gradients had when this bucket was cached."""
+    layout: Any = None
+    """`layout_of` the parameters and their gradients, if this bucket is cached."""
+    layout_of_g0: Any = None
+    """`layout_of` g0, if this bucket was cached in a second pass."""
 
     def add(self, p: Tensor, g: Tensor, state: dict[str, Any]) -> None:
         self.owners.append(p)
@@ -223,7 +241,7 @@ def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
     """Keep the buckets if they hold all parameters in order, as plain tensors with a state."""
     params = params_of(opt)
     if (
-        TensorGuards is not None
+        HAS_LAYOUTS
         and _are_same(params, [p for b in buckets for p in b.owners])
         and _are_same(params, list(opt.state))
         and all(b.by_kernel and all(b.states) for b in buckets)
@@ -231,9 +249,9 @@ def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
     ):
         for bucket in buckets:
             assert bucket.workspace is not None
-            bucket.layout = TensorGuards(
-                *bucket.params, *bucket.grads, dynamic_dims_sizes=None, dynamic_dims_strides=None
-            )
+            bucket.layout = layout_of([*bucket.params, *bucket.grads])
+            if bucket.states[0]["held"]:
+                bucket.layout_of_g0 = layout_of([state["g0"] for state in bucket.states])
             bucket.G = [state["G"] for state in bucket.states]
             bucket.G_addresses = addresses(bucket.G)
         groups = [(group, len(group["params"])) for group in opt.param_groups]
@@ -279,12 +297,11 @@ def _is_as_before(bucket: Bucket) -> bool:
     """
     grads, states, workspace = bucket.grads, bucket.states, bucket.workspace
     assert workspace is not None
-    assert bucket.layout is not None
     assert bucket.G is not None
     held = [state.get("held", 1) for state in states]  # without one, the user has cleared it
     if not (
-        bucket.layout.check(*bucket.params, *grads)
-        and workspace.is_current()
+        workspace.is_current()
+        and bucket.layout.check(*bucket.params, *grads)
         and held[0] != 1  # a g0 that the kernel did not store
         and held.count(held[0]) == len(held)
     ):
@@ -301,14 +318,13 @@ def _is_as_before(bucket: Bucket) -> bool:
 
 
 def _has_g0(bucket: Bucket, workspace: Workspace) -> bool:
-    """Whether the kernel can read g0: its own, or one like the gradients. Sets ``bucket.g0``."""
+    """Whether the kernel can read g0: its own, or one as before. Sets ``bucket.g0``."""
     g0, own = [state["g0"] for state in bucket.states], workspace.own_g0
     if own is not None and _are_same(own, g0):
         bucket.g0 = own
         return True
-    assert bucket.layout is not None
     bucket.g0 = g0
-    return bucket.layout.check(*bucket.params, *g0)
+    return bucket.layout_of_g0 is not None and bool(bucket.layout_of_g0.check(*g0))
 
 
 def fits_chunks(p: Tensor, g: Tensor, state: dict[str, Any]) -> bool:
