@@ -241,6 +241,34 @@ def test_medians_are_told_where_they_have_another_order_than_means(tmp_path, mon
     )
 
 
+def test_a_short_last_mini_batch_before_the_records_of_some_methods_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(paired_runs, "experiment_named", OnePointGrids(seeds=3))
+
+    def records(spec):
+        """40 mini-batches per pass. Step-Tuned SGD reaches the last one at every other record."""
+        uses = 2 if spec.method == TUNED else 1
+        batches = [bp // uses for bp in range(0, spec.budget + 1, 40)]
+        return [
+            {"bp": n * uses, "batches": n, "samples": n, "seconds": 0.0, "loss": 1.0}
+            | {"plain loss": 0.5 if n % 40 else 0.75}
+            for n in batches
+        ]
+
+    fill(tmp_path, "figure-6f", records, "small")
+    fill(tmp_path, "figure-6f", records, "short")
+    at = PairedAtScales(tmp_path)
+    last = prose.sentences(at["small"].outcome("figure-6f"), at["small"])[-1]
+    assert last == (
+        "In the second half of the run, all records of SGD, RMSprop and Adam were taken right "
+        "after the last mini-batch of a pass, which has only 8 images instead of 128; so were 50% "
+        "of those of Step-Tuned SGD, whose median plain training loss is 0.75 there and 0.5 "
+        "elsewhere, which favors Step-Tuned SGD."
+    )
+    # With all images, the last mini-batch has 80 of 128.
+    many = prose.sentences(at["short"].outcome("figure-6f"), at["short"])
+    assert not any("last mini-batch" in sentence for sentence in many)
+
+
 def test_the_readme_and_the_package_contain_the_verdicts(store):
     judged = judge(store)
     readme = "# Title\n\n<!-- verdicts -->\nold\n<!-- end of verdicts -->\n\nThe rest.\n"

@@ -37,7 +37,7 @@ def test_the_results_page_matches_the_evidence(made):
 
 
 def test_every_figure_is_described_in_words(made):
-    """Each picture of an experiment is followed by two to four sentences for each panel."""
+    """Each picture of an experiment is followed by two to five sentences for each panel."""
     text = (made / "docs" / "results.md").read_text()
     sections = [section for section in text.split("\n### ")[1:] if "![" in section]
     assert len(sections) > 5

@@ -24,6 +24,8 @@ from steptuned.lab.table2 import PAPER, Timing
 WORDS = {"plain loss": "plain training loss", "loss": "J"}
 Array = NDArray[np.float64]
 TENTH = 0.1
+NOTABLE = 0.9
+"""A ratio of losses below this is worth a remark."""
 ALGORITHM_1 = "step-tuned-gd"
 
 
@@ -104,6 +106,7 @@ def sentences(outcome: Outcome, runs: PairedRuns) -> list[str]:
         said += [gamma_of(group, results) for group in tuned if experiment.instances == 1]
         if not against or len({group.entry.name for group in outcome.groups}) > 2:
             said.append(_ends(outcome, results, measure))
+        said.append(_after_the_last_batch(outcome, results, measure))
     said += [_diverged(outcome, results), _unfinished(outcome, results)]
     return [sentence for sentence in said if sentence]
 
@@ -141,6 +144,40 @@ def _end_values(outcome: Outcome, results: Results, measure: str) -> dict[str, l
         for name, of in finals.items()
         if len(of) >= FEWEST["seeds"] and measure in of[0] and name not in diverged
     }
+
+
+def _after_the_last_batch(outcome: Outcome, results: Results, measure: str) -> str:
+    """Where records were taken, if the last mini-batch of a pass is less than half as large.
+
+    The gradient of such a mini-batch is noisy, and so are the statistics that BatchNorm takes from
+    it. A method that uses each mini-batch twice does not reach it at the same records as others.
+    """
+    options = outcome.experiment.problem_options
+    last = (options.training_rows - 1) % options.batch + 1
+    if measure != "plain loss" or last >= options.batch / 2:
+        return ""
+    always, told = [], []
+    for group in outcome.groups:
+        label, logs = group.entry.label, map(results.records, group.specs.values())
+        late = [r for records in logs for r in records[len(records) // 2 :] if measure in r]
+        after = [r[measure] for r in late if r["batches"] % options.per_epoch == 0]
+        other = [r[measure] for r in late if r["batches"] % options.per_epoch]
+        if after and other:
+            high, low = float(np.median(after)), float(np.median(other))
+            favored = f", which favors {label}" if low < NOTABLE * high else ""
+            told.append(
+                f"{len(after) / len(late):.0%} of those of {label}, whose median "
+                f"{WORDS[measure]} is {high:.3g} there and {low:.3g} elsewhere{favored}"
+            )
+        elif after:
+            always.append(label)
+    if not (always and told):
+        return ""
+    return (
+        f"In the second half of the run, all records of {listed(always)} were taken right after "
+        f"the last mini-batch of a pass, which has only {last} images instead of {options.batch}; "
+        f"so were {listed(told)}."
+    )
 
 
 def _diverged(outcome: Outcome, results: Results) -> str:
