@@ -196,3 +196,18 @@ def test_the_page_of_variants_says_of_text_what_the_logs_say():
     assert set(chosen["lr"]) == {0.1}
     sgd = records[(records["method"] == "sgd") & (records["lr"] == 1.0)]
     assert set(sgd["status"]) == {"diverged"}
+
+
+@pytest.mark.parametrize("base", ["momentum", "AdamW"])
+@pytest.mark.parametrize("bounds", ["relative", "absolute"])
+def test_the_page_of_variants_has_the_ratios_of_the_results(base, bounds):
+    """Of the table of optimizers with a tuned step."""
+    page = (DOCS / "results.md").read_text()
+    alone = {"momentum": "SGD with momentum", "AdamW": "AdamW"}[base]
+    tuned = f"{base[0].upper()}{base[1:]}, step-tuned, {'absolute, ' * (bounds == 'absolute')}"
+    rows = [
+        re.search(rf"\| {re.escape(tuned)}T = {every} / {alone} \| 5 \| ([\d.]+) ", page)
+        for every in (1, 4, 16)
+    ]
+    ratios = " | ".join(row[1] for row in rows)
+    assert f"| {base}, {bounds} bounds | {ratios} |" in (DOCS / "variants.md").read_text()
