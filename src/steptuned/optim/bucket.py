@@ -1,6 +1,5 @@
 """Lists of parameters that are updated together, and the gradients used for the update."""
 
-from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from steptuned.optim import flat, sharded
-from steptuned.optim.kernel import RawGradient, Workspace, addresses, kernel_for
+from steptuned.optim.kernel import RawGradient, Workspace, kernel_for, places
 from steptuned.optim.notices import warn_low_precision
 from steptuned.optim.scaling import Scaling
 from steptuned.optim.sharded import PLAIN, Place, local
@@ -69,7 +68,7 @@ class Bucket:
     unscale: float = 1.0
     G: list[Tensor] | None = None
     """G of all parameters, if this bucket is cached."""
-    G_addresses: "array[int] | None" = None
+    G_places: list[int] | None = None
     g0: list[Tensor] | None = None
     """g0 of all parameters, if this bucket is cached and has one."""
     layout: Any = None
@@ -224,10 +223,8 @@ def is_sound(opt: "TwoPasses", scaling: Scaling) -> bool:
 class CachedBuckets(NamedTuple):
     """The last buckets for the kernel. Only their gradients are new in every pass."""
 
-    groups: list[tuple[dict[str, Any], int]]
-    """Each parameter group, with its number of parameters."""
-    params: list[Tensor]
-    """All parameters, in order."""
+    groups: list[tuple[dict[str, Any], list[Tensor]]]
+    """Each parameter group, with its parameters."""
     states: list[dict[str, Any]]
     buckets: list[Bucket]
 
@@ -253,9 +250,10 @@ def _cache_buckets(opt: "TwoPasses", buckets: list[Bucket]) -> None:
             if bucket.states[0]["held"]:
                 bucket.layout_of_g0 = layout_of([state["g0"] for state in bucket.states])
             bucket.G = [state["G"] for state in bucket.states]
-            bucket.G_addresses = addresses(bucket.G)
-        groups = [(group, len(group["params"])) for group in opt.param_groups]
-        _cached[opt] = CachedBuckets(groups, params, list(opt.state.values()), buckets)
+            bucket.G_places = places(bucket.G)
+            bucket.workspace.remember(bucket.G, bucket.G_places)
+        groups = [(group, list(group["params"])) for group in opt.param_groups]
+        _cached[opt] = CachedBuckets(groups, list(opt.state.values()), buckets)
     else:
         _cached.pop(opt, None)
 
@@ -271,10 +269,9 @@ def _gather_cached(opt: "TwoPasses") -> list[Bucket]:
         known is None
         or len(known.groups) != len(opt.param_groups)
         or any(
-            group is not kept or len(group["params"]) != n
-            for group, (kept, n) in zip(opt.param_groups, known.groups, strict=True)
+            group is not kept or not _are_same(params, group["params"])
+            for group, (kept, params) in zip(opt.param_groups, known.groups, strict=True)
         )
-        or not _are_same(known.params, params_of(opt))
         or not _are_same(known.states, opt.state.values())
     ):
         return []
@@ -307,12 +304,10 @@ def _is_as_before(bucket: Bucket) -> bool:
     ):
         return False
     if not held[0]:
-        workspace.locate(grads)
         return True
-    _, G_at = workspace.locate(grads, bucket.G)
     return (
         _are_same(bucket.G, [state["G"] for state in states])
-        and G_at == bucket.G_addresses
+        and places(bucket.G) == bucket.G_places
         and _has_g0(bucket, workspace)
     )
 

@@ -146,10 +146,11 @@ class Workspace:
     def __init__(self, kernel: Kernel, params: Sequence[Tensor]) -> None:
         self._kernel = kernel
         self._params = params
-        self._addresses = addresses(params)
+        self._places = places(params)
+        self._addresses = array("Q", self._places)
         self._starts = array("q", (0, *accumulate(p.numel() for p in params)))
         self._elements = self._starts[-1]
-        self._located: list[tuple[Sequence[Tensor], array[int]]] = []
+        self._remembered: tuple[Sequence[Tensor], array[int]] | None = None
         self._joined: Tensor | None = None
         sums = bytes(8 * -(-self._elements // UNIT))
         self._along, self._square = array("d", sums), array("d", sums)
@@ -160,7 +161,7 @@ class Workspace:
 
     def is_current(self) -> bool:
         """Whether the parameters are still at the same addresses."""
-        return addresses(self._params) == self._addresses
+        return places(self._params) == self._places
 
     @functools.cached_property
     def own_g0(self) -> list[Tensor] | None:
@@ -180,20 +181,18 @@ class Workspace:
         self._own_addresses, self._joined_at = addresses(g0), joined.data_ptr()
         return g0
 
-    def locate(self, *lists: Sequence[Tensor]) -> "list[array[int]]":
-        """The addresses of lists of tensors, which the next call will not look up again."""
-        self._located = [(tensors, addresses(tensors)) for tensors in lists]
-        return [found for _, found in self._located]
+    def remember(self, tensors: Sequence[Tensor], places: list[int]) -> None:
+        """The addresses of a list of tensors. Before a call, the caller checks that they hold."""
+        self._remembered = tensors, array("Q", places)
 
     def _addresses_of(self, tensors: Sequence[Tensor | None]) -> "array[int]":
         """The addresses of tensors in this call.
 
-        Only those of the workspace's own g0 are kept from call to call, while its memory, which
-        sharing a tensor with another process moves, is where it was.
+        Those of the workspace's own g0 are kept from call to call, while its memory, which sharing
+        a tensor with another process moves, is where it was.
         """
-        for known, found in self._located:
-            if tensors is known:
-                return found
+        if self._remembered is not None and tensors is self._remembered[0]:
+            return self._remembered[1]
         joined = self._joined
         if joined is not None and tensors is self.own_g0 and DATA_PTR(joined) == self._joined_at:
             return self._own_addresses
@@ -258,7 +257,6 @@ class Workspace:
         call = self._call
         call.sign, call.decay, call.step, call.next = sign, decay, step, 0
         lists = [self._addresses_of(each) for each in tensors.values()]
-        self._located = []  # it holds the gradients
         for name, each in zip(tensors, lists, strict=True):
             setattr(call, name, _address(each))
         threads = torch.get_num_threads()
@@ -278,7 +276,13 @@ def _sum(values: "array[float]") -> float:
     return functools.reduce(operator.add, values, 0.0)
 
 
+def places(tensors: Sequence[Tensor]) -> list[int]:
+    """The addresses of tensors as a list, which compares faster than an array."""
+    return [*map(DATA_PTR, tensors)]
+
+
 def addresses(tensors: Sequence[Tensor | None]) -> "array[int]":
+    """The addresses of tensors for the kernel. All tensors may be None."""
     if tensors and tensors[0] is None:
         return array("Q", bytes(8 * len(tensors)))
     return array("Q", [*map(DATA_PTR, tensors)])

@@ -67,9 +67,12 @@ class Scalable:
         """Called with the GradScaler before the gradients are unscaled."""
 
 
+_GRAD_SCALE, _FOUND_INF = (vars(Scalable)[name] for name in ("grad_scale", "found_inf"))
+
+
 def take_scaling(owner: Scalable) -> Scaling | None:
     """The scaling of this step. Can be taken once."""
-    scale, found_inf = (vars(Scalable)[name].take(owner) for name in ("grad_scale", "found_inf"))
+    scale, found_inf = _GRAD_SCALE.take(owner), _FOUND_INF.take(owner)
     return (
         None
         if found_inf is None
