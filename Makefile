@@ -9,7 +9,7 @@ demo: $(READY)
 	$(BIN)/steptuned reproduce figure-1 figure-2 figure-3 digits --scale demo --out demo
 	$(BIN)/steptuned report demo
 
-# One thread per process: threads that compete for a core are several times slower.
+# One process per core, and one thread per process: threads that compete for a core are several times slower.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 

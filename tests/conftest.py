@@ -39,12 +39,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """One worker more than cores, because many tests wait for the processes that they start."""
-    return (os.cpu_count() or 1) + 1
-
-
 PRELOADED = ("steptuned.lab.run", "torch._dynamo", "sklearn.datasets", "pytest")
 """What takes long to import in the processes that tests start."""
 
